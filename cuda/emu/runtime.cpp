@@ -55,6 +55,8 @@ struct Queue {
   int device = 0;
   std::deque<Work> waiting;
   std::uint64_t submitted = 0, finished = 0;  // work items
+  std::condition_variable_any ended, wanted;  // an item has ended; the queue's own thread has work
+  int asleep = 0;                             // threads that wait for `ended`
   std::uint64_t prompt = 0;  // the queue's own thread runs the items up to this one
   bool running = false;      // an item is being executed, by `runner`
   std::thread::id runner;
@@ -96,7 +98,6 @@ class DriverLock {
 // One lock for the whole emulated driver; ranks that are threads share it.
 struct Driver {
   DriverLock mutex;
-  std::condition_variable_any changed;  // an item has ended, or its queue's own thread has work
   std::vector<std::unique_ptr<Queue>> queues;
   struct Block {
     std::int64_t bytes;
@@ -163,7 +164,7 @@ void run_one(Queue& q) {
   const auto end = [&q] {
     q.running = false;
     ++q.finished;
-    driver().changed.notify_all();
+    if (q.asleep > 0) q.ended.notify_all();
   };
   try {
     work();
@@ -183,7 +184,9 @@ void run_until(Queue& q, std::uint64_t until) {
       if (q.running) {
         if (q.runner == std::this_thread::get_id()) return;
         Everything everything;
-        driver().changed.wait(everything);
+        ++q.asleep;
+        q.ended.wait(everything);
+        --q.asleep;
       } else if (q.waiting.empty()) {
         break;
       } else {
@@ -200,7 +203,7 @@ void run_promptly(Queue& q) {
   for (;;) {
     while (q.finished >= q.prompt) {
       Everything everything;
-      driver().changed.wait(everything);
+      q.wanted.wait(everything);
     }
     try {
       run_until(q, q.prompt);
@@ -221,7 +224,7 @@ void submit(Queue& q, Work work, bool prompt = false) {
   if (prompt) {
     q.prompt = q.submitted;
     if (!std::exchange(q.has_thread, true)) std::thread([&q] { run_promptly(q); }).detach();
-    driver().changed.notify_all();
+    q.wanted.notify_all();
   } else if (emu::control.run_at_once) {
     run_until(q, q.submitted);
   }
