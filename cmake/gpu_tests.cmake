@@ -60,7 +60,8 @@ target_compile_definitions(test_emulator PRIVATE
 if(WEFT_EXAMPLES)
   add_executable(train_gpt_emulated examples/train_gpt.cpp $<TARGET_OBJECTS:weft_gpt>)
   target_link_libraries(train_gpt_emulated PRIVATE weft_emu weft_flags)
-  add_executable(test_rank_steps tests/cuda/emu/test_rank_steps.cpp $<TARGET_OBJECTS:weft_gpt>
+  add_executable(test_rank_steps tests/cuda/emu/test_rank_steps.cpp tests/cuda/emu/test_rank_faults.cpp
+    $<TARGET_OBJECTS:weft_gpt>
     $<TARGET_OBJECTS:weft_test_main>)
   target_link_libraries(test_rank_steps PRIVATE weft_emu weft_flags doctest::doctest)
   add_test(NAME emulated_rank_steps COMMAND test_rank_steps)
