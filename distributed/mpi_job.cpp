@@ -81,7 +81,7 @@ std::string MpiJob::failure() const {
 
 void MpiJob::fail_soon(const std::string& why) {
   const std::lock_guard lock(heard_mutex_);
-  if (soon_.empty()) soon_ = why;
+  if (soon_.empty() && why != heard_) soon_ = why;
 }
 
 void MpiJob::hear_of(const std::string& why, int culprit) {

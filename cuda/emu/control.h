@@ -45,6 +45,7 @@ enum class NcclFault : std::uint8_t {
   none,
   hang,   ///< the rank's kernel does not run on until it is aborted; when connecting, it never ends
   error,  ///< the same, and the communicator reports an error of the network
+  stuck,  ///< as hang, and an abort does not end it either
   block   ///< NCCL does not hand the kernel over to the stream
 };
 /// Decides what becomes of each call. Called by any thread. Null: no faults.

@@ -127,7 +127,10 @@ void launch(std::vector<Call> calls) {
       if (fault == NcclFault::none)
         c.kernel();
       else
-        emu::while_others_run([&] { comm->board.hang(Bytes(static_cast<std::size_t>(c.bytes))); });
+        emu::while_others_run([&] {
+          while (fault == NcclFault::stuck) std::this_thread::sleep_for(kSleep);
+          comm->board.hang(Bytes(static_cast<std::size_t>(c.bytes)));
+        });
     }
     --comm->kernels;
   });
