@@ -40,7 +40,7 @@ endif()
 
 # The emulator itself, and Weft's use of streams and memory on emulated GPUs.
 add_executable(test_emulator tests/cuda/orders_emulated.cpp $<TARGET_OBJECTS:weft_test_main>)
-foreach(stem capture energy engine engine_bugs gemm_choices gemm_plans gpu_memory launches nccl
+foreach(stem capture energy engine engine_bugs gemm_choices gemm_plans gpu_memory launches nccl nccl_library
     open_library runtime staging)
   target_sources(test_emulator PRIVATE tests/cuda/emu/test_${stem}.cpp)
 endforeach()

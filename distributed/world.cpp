@@ -15,6 +15,8 @@ World::World(int rank, int size, const WorldOptions& options)
   // Clocks count nanoseconds in 64 bits (292 years), and a deadline is now() plus the timeout.
   check(options.timeout_s > 0 && options.timeout_s <= 1e8,
         "world: timeout_s must be above 0 and at most 1e8, got {}", options.timeout_s);
+  check(options.last_resort_s > 0 && options.last_resort_s <= 1e8,
+        "world: last_resort_s must be above 0 and at most 1e8, got {}", options.last_resort_s);
   check(options.link.bytes_per_s >= 0 && options.link.latency_s >= 0,
         "world: the link's bytes_per_s and latency_s must be at least 0, got {} and {}",
         options.link.bytes_per_s, options.link.latency_s);
