@@ -40,7 +40,7 @@ endif()
 
 # The emulator itself, and Weft's use of streams and memory on emulated GPUs.
 add_executable(test_emulator tests/cuda/orders_emulated.cpp $<TARGET_OBJECTS:weft_test_main>)
-foreach(stem capture energy engine engine_bugs gemm_choices gemm_plans gpu_memory launches nccl
+foreach(stem capture energy engine engine_bugs gemm_choices gemm_plans gpu_memory launches nccl nccl_library
     open_library runtime staging)
   target_sources(test_emulator PRIVATE tests/cuda/emu/test_${stem}.cpp)
 endforeach()
@@ -56,11 +56,25 @@ add_dependencies(test_emulator fake_nvml)
 target_compile_definitions(test_emulator PRIVATE
   WEFT_FAKE_NVML="${PROJECT_BINARY_DIR}/fake_nvml")
 
+# Ranks as processes over an emulated NCCL.
+if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
+  add_executable(nccl_fault_program tests/nccl_fault_program.cpp)
+  target_link_libraries(nccl_fault_program PRIVATE weft_emu weft_flags)
+  target_compile_definitions(nccl_fault_program PRIVATE WEFT_CUDA_EMU=1)
+  if(NOT WEFT_SANITIZE)
+    add_test(NAME cli_nccl_faults
+      COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_nccl_faults.py)
+    set_tests_properties(cli_nccl_faults PROPERTIES PROCESSORS 2
+      ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:nccl_fault_program>;PYTHONDONTWRITEBYTECODE=1")
+  endif()
+endif()
+
 # The trainer on an emulated GPU.
 if(WEFT_EXAMPLES)
   add_executable(train_gpt_emulated examples/train_gpt.cpp $<TARGET_OBJECTS:weft_gpt>)
   target_link_libraries(train_gpt_emulated PRIVATE weft_emu weft_flags)
-  add_executable(test_rank_steps tests/cuda/emu/test_rank_steps.cpp $<TARGET_OBJECTS:weft_gpt>
+  add_executable(test_rank_steps tests/cuda/emu/test_rank_steps.cpp tests/cuda/emu/test_rank_faults.cpp
+    $<TARGET_OBJECTS:weft_gpt>
     $<TARGET_OBJECTS:weft_test_main>)
   target_link_libraries(test_rank_steps PRIVATE weft_emu weft_flags doctest::doctest)
   add_test(NAME emulated_rank_steps COMMAND test_rank_steps)

@@ -1,86 +1,14 @@
-// NCCL's C interface, opened at first use: a program with one GPU or none does not need NCCL. The
-// values are compared with its header where that is available.
+// NCCL's C interface.
 #include "weft/core/kernels/nccl.h"
 
 #include "weft/core/error.h"
-#include "weft/cuda/open_library.h"
-
-#if __has_include(<nccl.h>)
-#include <nccl.h>
-#endif
+#include "weft/cuda/nccl_library.h"
 
 namespace weft::cuda::nccl {
 namespace {
 
 using Status = int;
 using Stream = rt::StreamHandle;
-constexpr Status kOk = 0, kInProgress = 7;
-constexpr int kU8 = 1, kI32 = 2, kI64 = 4, kF16 = 6, kF32 = 7, kF64 = 8, kBf16 = 9;
-// Needed for ncclBfloat16, sends and receives, and known to work with drivers of CUDA 12.
-constexpr int kOldest = 21800;
-
-#ifdef NCCL_MAJOR
-static_assert(kOk == ncclSuccess && kInProgress == ncclInProgress);
-static_assert(kU8 == ncclUint8 && kI32 == ncclInt32 && kI64 == ncclInt64 && kF16 == ncclFloat16 &&
-              kF32 == ncclFloat32 && kF64 == ncclFloat64 && kBf16 == ncclBfloat16);
-static_assert(static_cast<int>(Reduce::sum) == ncclSum &&
-              static_cast<int>(Reduce::max) == ncclMax && static_cast<int>(Reduce::min) == ncclMin);
-static_assert(sizeof(Id) == sizeof(ncclUniqueId));
-#endif
-
-struct Library {
-  Status (*version)(int*);
-  Status (*make_id)(Id*);
-  Status (*connect)(Comm*, int size, Id, int rank);
-  Status (*disconnect)(Comm);
-  Status (*abort)(Comm);
-  Status (*failure)(Comm, Status*);
-  const char* (*text)(Status);
-  const char* (*last_error)(Comm);
-  Status (*begin)();
-  Status (*end)();
-  Status (*all_reduce)(const void*, void*, std::size_t, int, int, Comm, Stream);
-  Status (*reduce)(const void*, void*, std::size_t, int, int, int, Comm, Stream);
-  Status (*reduce_scatter)(const void*, void*, std::size_t, int, int, Comm, Stream);
-  Status (*all_gather)(const void*, void*, std::size_t, int, Comm, Stream);
-  Status (*broadcast)(const void*, void*, std::size_t, int, int, Comm, Stream);
-  Status (*send)(const void*, std::size_t, int, int, Comm, Stream);
-  Status (*receive)(void*, std::size_t, int, int, Comm, Stream);
-};
-
-Library load() {
-  void* const file = open_library("libnccl.so.2", "collectives of GPUs");
-  Library l{};
-  const auto find = [file](auto& function, const char* name) {
-    find_function(file, "libnccl", function, name);
-  };
-  find(l.version, "ncclGetVersion");
-  int version = 0;
-  check_system(l.version(&version) == kOk && version >= kOldest,
-               "cuda: libnccl must be at least version {}, got {}", kOldest, version);
-  find(l.make_id, "ncclGetUniqueId");
-  find(l.connect, "ncclCommInitRank");
-  find(l.disconnect, "ncclCommDestroy");
-  find(l.abort, "ncclCommAbort");
-  find(l.failure, "ncclCommGetAsyncError");
-  find(l.text, "ncclGetErrorString");
-  find(l.last_error, "ncclGetLastError");
-  find(l.begin, "ncclGroupStart");
-  find(l.end, "ncclGroupEnd");
-  find(l.all_reduce, "ncclAllReduce");
-  find(l.reduce, "ncclReduce");
-  find(l.reduce_scatter, "ncclReduceScatter");
-  find(l.all_gather, "ncclAllGather");
-  find(l.broadcast, "ncclBroadcast");
-  find(l.send, "ncclSend");
-  find(l.receive, "ncclRecv");
-  return l;
-}
-
-const Library& library() {
-  static const Library loaded = load();
-  return loaded;
-}
 
 std::string words(Status status, Comm comm) {
   const char* const more = library().last_error(comm);
@@ -132,12 +60,24 @@ Id make_id() {
 
 Comm connect(const Id& id, int rank, int ranks) {
   Comm comm = nullptr;
-  ok(library().connect(&comm, ranks, id, rank), "ncclCommInitRank");
+  Config config;
+  config.blocking = 0;
+  ok(library().connect(&comm, ranks, id, rank, &config), "ncclCommInitRankConfig");
   return comm;
+}
+
+bool ready(Comm comm) {
+  Status status = kOk;
+  ok(library().failure(comm, &status), "ncclCommGetAsyncError", comm);
+  check_system(status == kOk || status == kInProgress, "{}", words(status, comm));
+  return status == kOk;
 }
 
 void disconnect(Comm comm) { ok(library().disconnect(comm), "ncclCommDestroy"); }
 void abort(Comm comm) { ok(library().abort(comm), "ncclCommAbort"); }
+
+bool can_revoke() { return library().revoke != nullptr; }
+void revoke(Comm comm) { ok(library().revoke(comm, 0), "ncclCommRevoke"); }
 
 std::string failure(Comm comm) {
   Status status = kOk;

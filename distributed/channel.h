@@ -31,6 +31,9 @@ class Channel {
   /// work that the thread enqueues later must run after it. Throws Error (Fault::system) when a
   /// rank is lost.
   virtual void finish(Operation&) {}
+  /// Throws Error (Fault::system) when the job has failed; see World::check_well(). Channels whose
+  /// finish() waits need not.
+  virtual void check_well() {}
   /// The device that tensors must be on, unless they are meta tensors.
   virtual Device device() const { return kCpu; }
   /// Whether tensors on this device are accepted as well.

@@ -33,7 +33,7 @@ using Written = std::array<std::int64_t, 5>;
 void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step,
                      const SlicedTensors& model, const SlicedTensors& optimizer,
                      const std::string& state, int keep,
-                     const std::map<std::string, std::string>& more) {
+                     const std::map<std::string, std::string>& more, const World* devices) {
   check(keep >= 0, "save_checkpoint: keep must be at least 0, got {}", keep);
   const std::string folder = io::checkpoint_folder(out_dir, step);
   on_rank_0(world, [&] { io::begin_checkpoint(out_dir, step); });
@@ -45,6 +45,8 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
     const io::Metadata metadata = {{"step", std::to_string(step)}};
     files[0] = save_slices(folder + "/" + names[0], model, metadata);
     files[1] = save_slices(folder + "/" + names[1], optimizer, metadata);
+    // Last: a rank that aborted a collective knows it before any rank reads a wrong value.
+    if (devices) devices->check_well();
   });
   const std::vector<Written> all = from_all(
       world, Written{failure.empty() ? kWell : kFailed, files[0].bytes,

@@ -75,7 +75,7 @@ void CommThread::recycle(Operation& op) {
   op.stream.reset();
   op.reduce = Reduce::sum;
   op.to = op.from = -1;
-  op.failed = false;
+  op.failed = op.enqueued = false;
   op.next = free_;
   free_ = &op;
 }
@@ -183,7 +183,10 @@ bool CommThread::run(Operation& op, const std::string& failure) {
     if (error.empty()) error = describe(op) + " failed";
   }
   op.ended = Clock::now();
-  recorder_->ended(op.number, error.empty());
+  if (op.enqueued)
+    recorder_->enqueued(op.number);
+  else
+    recorder_->ended(op.number, error.empty());
   if (error.empty()) return true;
   if (!dump_folder_.empty()) recorder_->write(dump_folder_, rank_, error);
   const std::lock_guard lock(mutex_);

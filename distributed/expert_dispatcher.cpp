@@ -33,7 +33,11 @@ ExpertDispatcher::Counts ExpertDispatcher::send_counts(const Tensor& own) const 
 
 Tensor ExpertDispatcher::receive_counts(Counts counts, const Tensor& planned) const {
   counts.work.wait();
-  if (!counts.all.is_meta()) return to_device(counts.all, kCpu);
+  if (!counts.all.is_meta()) {
+    Tensor on_host = to_device(counts.all, kCpu);
+    groups_.tp_ep->check_well();  // after an abort the counts are whatever was in memory
+    return on_host;
+  }
   const UntracedScope untraced;  // on the CPU they are counts.all
   return contiguous(expand(planned, counts.all.shape()));
 }

@@ -10,7 +10,7 @@ namespace weft::distributed {
 namespace {
 
 const char* name(FlightEntry::State s) {
-  constexpr const char* kNames[] = {"queued", "running", "done", "failed"};
+  constexpr const char* kNames[] = {"queued", "running", "enqueued", "done", "failed"};
   return kNames[static_cast<int>(s)];
 }
 
@@ -21,6 +21,10 @@ std::string FlightEntry::text() const {
   constexpr const char* kReduces[] = {" sum", " max", " min"};
   return message("{} {} of group {}{} {}", distributed::name(kind), sequence, group,
                  reduces ? kReduces[static_cast<int>(reduce)] : "", weft::name(dtype));
+}
+
+std::string FlightEntry::text_with_shape() const {
+  return kind == Collective::barrier ? text() : message("{} {}", text(), shape);
 }
 
 FlightRecorder::FlightRecorder(int capacity) : start_(std::chrono::steady_clock::now()) {
@@ -44,6 +48,7 @@ std::int64_t FlightRecorder::called(const Operation& op) {
   std::strncpy(e.group, op.channel->name().c_str(), sizeof e.group - 1);
   e.out_elements = op.out.defined() ? op.out.numel() : 0;
   e.in_elements = op.in.defined() ? op.in.numel() : 0;
+  e.shape = op.out.defined() ? op.out.shape() : op.in.defined() ? op.in.shape() : Shape();
   e.bytes_sent = op.bytes_sent(op.channel->rank(), op.channel->size());
   e.called_s = now();
   return count_++;
@@ -55,6 +60,14 @@ void FlightRecorder::started(std::int64_t number) {
   if (e.number != number) return;  // overwritten by later entries
   e.state = FlightEntry::State::running;
   e.started_s = now();
+}
+
+void FlightRecorder::enqueued(std::int64_t number) {
+  const std::lock_guard lock(mutex_);
+  FlightEntry& e = ring_[static_cast<std::size_t>(number) % ring_.size()];
+  // The GPU may already have ended it.
+  if (e.number == number && e.state == FlightEntry::State::running)
+    e.state = FlightEntry::State::enqueued;
 }
 
 void FlightRecorder::ended(std::int64_t number, bool well) {

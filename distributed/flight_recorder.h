@@ -6,13 +6,15 @@
 #include <vector>
 
 #include "weft/core/dtype.h"
+#include "weft/core/shape.h"
 #include "weft/distributed/operation.h"
 
 namespace weft::distributed {
 
 /// A collective as the recorder stores it.
 struct FlightEntry {
-  enum class State : std::uint8_t { queued, running, done, failed };
+  /// running: on the host. enqueued: handed to a GPU, which may have begun it or not.
+  enum class State : std::uint8_t { queued, running, enqueued, done, failed };
   std::int64_t number = 0;    ///< index among all collectives of this rank
   std::int64_t sequence = 0;  ///< index within its group
   Collective kind = Collective::barrier;
@@ -21,13 +23,16 @@ struct FlightEntry {
   State state = State::queued;
   char group[24] = {};
   std::int64_t out_elements = 0, in_elements = 0;
-  std::int64_t bytes_sent = 0;                      ///< sent by this rank
+  Shape shape;                  ///< of the output, or of the input if there is none
+  std::int64_t bytes_sent = 0;  ///< sent by this rank
   double called_s = 0, started_s = 0, ended_s = 0;  ///< since the recorder was created
   double waited_s = 0;                              ///< time of Work::wait(), or 0 before that
 
   /// A text that is equal on every rank if the layout alone decides the calls: it leaves out times,
   /// and element counts, which may differ between ranks for uneven collectives.
   std::string text() const;
+  /// text() and the shape.
+  std::string text_with_shape() const;
 };
 
 /// A ring buffer of the latest collectives of one rank, cheap enough to be always on. The
@@ -38,6 +43,7 @@ class FlightRecorder {
   explicit FlightRecorder(int capacity = 2048);
   std::int64_t called(const Operation& op);
   void started(std::int64_t number);
+  void enqueued(std::int64_t number);
   void ended(std::int64_t number, bool well);
   void waited(std::int64_t number);
 

@@ -34,6 +34,9 @@ std::vector<int> MpiJob::still_there() const {
 }
 
 void MpiJob::finish(const Print& print) {
+  tell_soon();
+  // This rank has heard of the error through failure(), in a collective of another world.
+  if (failure_.empty() && !words_.empty() && words_ == failure()) fell(words_, heard_culprit_);
   const bool was_well = failure_.empty();
   ended_ = true;
   if (giving_up_)

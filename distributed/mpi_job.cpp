@@ -74,8 +74,40 @@ void MpiJob::between(bool something) {
     std::this_thread::sleep_for(without_ < kYields + kShortSleeps ? kShortSleep : kLongSleep);
 }
 
+std::string MpiJob::failure() const {
+  const std::lock_guard lock(heard_mutex_);
+  return heard_;
+}
+
+void MpiJob::fail_soon(const std::string& why) {
+  const std::lock_guard lock(heard_mutex_);
+  if (soon_.empty() && why != heard_) soon_ = why;
+}
+
+void MpiJob::hear_of(const std::string& why, int culprit) {
+  const std::lock_guard lock(heard_mutex_);
+  if (!heard_.empty()) return;
+  heard_ = why;
+  heard_culprit_ = culprit;
+}
+
+void MpiJob::tell_soon() {
+  std::string why;
+  {
+    const std::lock_guard lock(heard_mutex_);
+    why = soon_;
+  }
+  if (why.empty() || !failure_.empty()) return;
+  Note note{.kind = Note::Kind::failed};
+  note.set_text(why);
+  tell_all(note);
+  fell(why);
+}
+
 void MpiJob::watch() {
   listen();
+  tell_soon();
+  send_question();
   check_system(failure_.empty(), "{}", failure_);
   if (giving_up_)
     fail(message("rank {} has ended with an error", messages_.rank()), messages_.rank());
@@ -131,6 +163,16 @@ void MpiJob::listen() {
         place.answered = true;
         place.answer = note;
         break;
+      case Note::Kind::question: {
+        Note reply{.kind = Note::Kind::reply};
+        const std::lock_guard lock(answer_mutex_);
+        reply.set_text(answer_ ? answer_(note.text) : "it has no world of its GPU");
+        messages_.tell(note.from, reply);
+        break;
+      }
+      case Note::Kind::reply:
+        take_reply(note);
+        break;
       case Note::Kind::failed:
         was_told_ = was_told_ || failure_.empty();
         fell(note.text, note.culprit);
@@ -140,6 +182,8 @@ void MpiJob::listen() {
         place.end = note.end;
         place.words = note.text;
         place.ended_at = Clock::now();
+        if (note.end == Note::End::own_error)
+          hear_of(message("rank {} has ended with an error", note.from), note.from);
         break;
     }
   }
@@ -156,6 +200,7 @@ void MpiJob::fell(const std::string& why, int culprit) {
   failed_at_ = Clock::now();
   messages_.doom();
   failure_ = why;
+  hear_of(why, culprit);
   const FlightRecorder* const recorder = recorder_;
   if (recorder && !dump_folder_.empty()) recorder->write(dump_folder_, messages_.rank(), why);
 }
@@ -171,6 +216,8 @@ void MpiJob::fail(const std::string& why, int culprit) {
 void MpiJob::idle() {
   try {
     listen();
+    tell_soon();
+    send_question();
   } catch (const Error& e) {
     fell(e.what());
   }

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,17 @@ class MpiJob {
   /// Called while there is nothing to do: answers other ranks. Does not throw.
   void idle();
 
+  // Called by any thread.
+
+  /// Why the job has failed or will fail: a rank that has ended with an error counts, also if this
+  /// rank waits for no message of it.
+  std::string failure() const;
+  /// Lets the communication thread fail() with this reason.
+  void fail_soon(const std::string& why);
+  /// World::ask() and set_answer().
+  std::vector<std::string> question_all(const std::string& question);
+  void set_answer(World::Answer answer);
+
   // Called by the rank's own thread.
 
   /// Its entries are written to a file when the job fails.
@@ -87,6 +99,10 @@ class MpiJob {
   std::string where() const;
   std::string diagnosis() const;
   void fell(const std::string& why, int culprit = -1);
+  void hear_of(const std::string& why, int culprit);
+  void tell_soon();
+  void send_question();
+  void take_reply(const Note& note);
   // distributed/mpi_end.cpp
   std::vector<int> still_there() const;
   void lost_at_the_end();
@@ -113,6 +129,14 @@ class MpiJob {
   std::atomic<std::int64_t> moved_bytes_{0};
   std::string failure_;
   int culprit_ = -1;
+  mutable std::mutex heard_mutex_;
+  std::string heard_;  // as failure_, or that a rank has ended with an error
+  int heard_culprit_ = -1;
+  std::string soon_;                  // by fail_soon()
+  std::string question_;              // to be sent
+  std::vector<std::string> replies_;  // by rank
+  std::mutex answer_mutex_;
+  World::Answer answer_;
   bool was_told_ = false;  // another rank reported the failure
   Clock::time_point failed_at_{};
   Tensor staging_;

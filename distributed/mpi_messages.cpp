@@ -7,17 +7,16 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <list>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "weft/core/cgroup.h"
 #include "weft/core/error.h"
+#include "weft/distributed/deadline.h"
 #include "weft/distributed/processor_share.h"
 
 namespace weft::distributed {
@@ -39,38 +38,6 @@ void at_exit(int status, void*) {
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   MpiMessages::abort(status ? status : 1);
 }
-
-// MPI_Init waits for every rank and cannot be cancelled: if a rank ended before calling it, the
-// others would wait forever. This watchdog ends the process instead.
-class Deadline {
- public:
-  Deadline(double s, std::function<void()> too_late)
-      : too_late_(std::move(too_late)), thread_([this, s] { watch(s); }) {}
-  ~Deadline() {
-    {
-      const std::lock_guard lock(mutex_);
-      over_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-
- private:
-  void watch(double s) {
-    std::unique_lock lock(mutex_);
-    if (changed_.wait_for(lock, std::chrono::duration<double>(s), [this] { return over_; })) return;
-    if (too_late_)
-      too_late_();
-    else
-      std::fprintf(stderr, "error: mpi_world: not every rank came within %g s\n", s);
-    std::_Exit(1);
-  }
-  const std::function<void()> too_late_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;
-  std::thread thread_;
-};
 
 std::string error_text(int code) {
   char text[MPI_MAX_ERROR_STRING] = {};
@@ -131,7 +98,13 @@ struct MpiMessages::State {
 MpiMessages::MpiMessages(double timeout_s, std::function<void()> too_late)
     : state_(std::make_unique<State>()) {
   State& s = *state_;
-  const Deadline deadline(std::max(timeout_s, kStart), std::move(too_late));
+  // MPI_Init waits for every rank and cannot be cancelled: if a rank ended before calling it, the
+  // others would wait forever.
+  const double limit = std::max(timeout_s, kStart);
+  const Deadline deadline(
+      limit, too_late ? std::move(too_late) : [limit] {
+        std::fprintf(stderr, "error: mpi_world: not every rank came within %g s\n", limit);
+      });
   int initialised = 0, finalised = 0, level = MPI_THREAD_SINGLE;
   MPI_Initialized(&initialised);
   MPI_Finalized(&finalised);

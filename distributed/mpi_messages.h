@@ -6,9 +6,10 @@
 
 namespace weft::distributed {
 
-/// A control message between ranks: who waits for whom, who has ended, what failed.
+/// A control message between ranks: who waits for whom, who has ended, what failed, and questions
+/// of World::ask() with their replies.
 struct Note {
-  enum class Kind : std::int32_t { ask, answer, failed, ended };
+  enum class Kind : std::int32_t { ask, answer, failed, ended, question, reply };
   /// How a rank ended: without error, with an error of its own, or because the job failed.
   enum class End : std::int32_t { well, own_error, job_failed };
   Kind kind = Kind::ask;

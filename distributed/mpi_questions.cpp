@@ -1,5 +1,8 @@
 // Finds the rank that a collective waits for, and what that rank is doing.
 #include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
 
 #include "weft/core/error.h"
 #include "weft/distributed/flight_recorder.h"
@@ -64,6 +67,47 @@ std::string MpiJob::where() const {
       recorder ? recorder->entries() : std::vector<FlightEntry>{};
   if (entries.empty()) return "it has called no collective";
   return "it has called nothing since " + entries.back().text();
+}
+
+void MpiJob::set_answer(World::Answer answer) {
+  const std::lock_guard lock(answer_mutex_);
+  answer_ = std::move(answer);
+}
+
+// Notes are sent and heard by the thread that runs collectives, or by idle().
+std::vector<std::string> MpiJob::question_all(const std::string& question) {
+  const auto size = static_cast<std::size_t>(messages_.size());
+  {
+    const std::lock_guard lock(heard_mutex_);
+    question_ = question;
+    replies_.assign(size, "");
+    replies_[static_cast<std::size_t>(messages_.rank())] = "-";
+  }
+  const Clock::time_point begin = Clock::now();
+  for (;;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const std::lock_guard lock(heard_mutex_);
+    const bool all = std::none_of(replies_.begin(), replies_.end(),
+                                  [](const std::string& r) { return r.empty(); });
+    if (all || seconds(Clock::now() - begin) > grace_) return replies_;
+  }
+}
+
+void MpiJob::send_question() {
+  const std::lock_guard lock(heard_mutex_);
+  if (question_.empty()) return;
+  Note note{.kind = Note::Kind::question};
+  note.set_text(std::exchange(question_, {}));
+  for (int r = 0; r < messages_.size(); ++r)
+    if (places_[static_cast<std::size_t>(r)].ended)
+      replies_[static_cast<std::size_t>(r)] = "it has ended";
+    else if (r != messages_.rank())
+      messages_.tell(r, note);
+}
+
+void MpiJob::take_reply(const Note& note) {
+  const std::lock_guard lock(heard_mutex_);
+  replies_[static_cast<std::size_t>(note.from)] = note.text;
 }
 
 std::string MpiJob::diagnosis() const {

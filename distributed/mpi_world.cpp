@@ -51,6 +51,12 @@ class MpiWorld : public World {
     end(print);
   }
   const char* backend() const override { return "mpi"; }
+  std::string failure() const override { return job_->failure(); }
+  void fail(const std::string& why) override { job_->fail_soon(why); }
+  void set_answer(Answer answer) override { job_->set_answer(std::move(answer)); }
+  std::vector<std::string> ask(const std::string& question) override {
+    return job_->question_all(question);
+  }
   std::int64_t bytes_moved() const { return job_->moved_bytes(); }
 
  protected:

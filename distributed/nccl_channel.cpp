@@ -43,17 +43,14 @@ void together(Calls calls) {
 NcclChannel::NcclChannel(const std::string& name, const std::vector<int>& ranks, int rank,
                          std::shared_ptr<NcclJob> job, const nccl::Id& id)
     : Channel(name, ranks, rank), job_(std::move(job)) {
-  cuda::detail::use_device(job_->device().index);
-  comm_ = nccl::connect(id, rank, size());
-  job_->add(comm_);
+  comm_ = job_->connect(id, *this);
   token_ = Tensor::zeros({1}, DType::f32, job_->device());
 }
 
 void NcclChannel::run(Operation& op) {
   if (op.out.defined() ? op.out.is_meta() : op.in.defined() && op.in.is_meta()) return;
-  job_->begin(op);
-  call(op);
-  job_->end(op);
+  job_->run(op, comm_, [&] { call(op); });
+  op.enqueued = true;
 }
 
 void NcclChannel::finish(Operation& op) {

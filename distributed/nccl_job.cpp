@@ -1,7 +1,10 @@
 #include "weft/distributed/nccl_job.h"
 
+#include <cstdio>
+#include <utility>
+
 #include "weft/core/error.h"
-#include "weft/distributed/flight_recorder.h"
+#include "weft/distributed/deadline.h"
 
 #if WEFT_WITH_CUDA
 
@@ -9,38 +12,101 @@ namespace weft::distributed {
 namespace {
 
 constexpr std::chrono::milliseconds kLook{50};
-// Time for a call to be enqueued; a longer call waits for other ranks.
+// Time for the rank's own thread to leave NCCL before its communicators are destroyed.
 constexpr std::chrono::seconds kHandOver{1};
+constexpr int kPolls = 100;  // before it sleeps
+constexpr std::chrono::microseconds kPollSleep{200};
 
 }  // namespace
 
-NcclJob::NcclJob(Device device, const World& bootstrap, const WorldOptions& options)
+NcclJob::NcclJob(Device device, World& bootstrap, const WorldOptions& options)
     : device_(device),
       bootstrap_(bootstrap),
       rank_(bootstrap.rank()),
       timeout_(options.timeout_s),
+      last_resort_(options.last_resort_s),
       dump_folder_(options.dump_folder),
       stream_(cuda::Stream::take(device)),
-      watcher_([this] { watch(); }) {}
+      watcher_([this] { watch(); }) {
+  bootstrap_.set_answer([this](const std::string& question) { return answer(question); });
+}
 
 NcclJob::~NcclJob() {
   finish();
   stream_.give_back();
 }
 
-void NcclJob::add(cuda::nccl::Comm comm) {
-  const std::lock_guard lock(mutex_);
-  comms_.push_back(comm);
-}
-
-void NcclJob::set_recorder(std::shared_ptr<const FlightRecorder> recorder) {
+void NcclJob::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
   const std::lock_guard lock(mutex_);
   recorder_ = std::move(recorder);
 }
 
-void NcclJob::check_well() {
+std::string NcclJob::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void NcclJob::check_well() const {
   const std::lock_guard lock(mutex_);
   check_system(failure_.empty(), "{}", failure_);
+}
+
+void NcclJob::fail(const std::string& why) {
+  bootstrap_.fail(why);
+  const std::string first = bootstrap_.failure();  // another rank's, perhaps
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) return;
+  failure_ = first.empty() ? why : first;
+  record_ends();
+  if (recorder_ && !dump_folder_.empty()) recorder_->write(dump_folder_, rank_, failure_);
+}
+
+cuda::nccl::Comm NcclJob::connect(const cuda::nccl::Id& id, const Channel& group) {
+  cuda::detail::use_device(device_.index);
+  const auto calls = [this](bool on) {
+    const std::lock_guard lock(mutex_);
+    if (on) check_system(failure_.empty(), "{}", failure_);
+    calling_ = on;
+  };
+  calls(true);
+  try {
+    const cuda::nccl::Comm comm = cuda::nccl::connect(id, group.rank(), group.size());
+    {
+      const std::lock_guard lock(mutex_);
+      comms_.push_back(comm);
+      groups_[group.name()] = group.ranks();
+    }
+    wait_ready(comm, [&] { return "connecting group " + group.name(); });
+    calls(false);
+    return comm;
+  } catch (const Error& e) {
+    calls(false);
+    fail(e.what());
+    check_well();
+    throw;
+  }
+}
+
+// NCCL takes most calls over at once. Connecting waits for other ranks, and so may the first
+// message between two.
+void NcclJob::wait_ready(cuda::nccl::Comm comm, const std::function<std::string()>& what) {
+  const Clock::time_point begun = Clock::now();
+  for (int i = 0;; ++i) {
+    try {
+      if (cuda::nccl::ready(comm)) return;
+    } catch (const Error& e) {
+      check_well();
+      check_system(false, "rank {}: nccl: {}", rank_, e.what());
+    }
+    check_well();
+    check_system(seconds(Clock::now() - begun) <= timeout_,
+                 "{} did not end within {} s on rank {}: a rank did not come", what(), timeout_,
+                 rank_);
+    if (i < kPolls)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(kPollSleep);
+  }
 }
 
 void NcclJob::begin(const Operation& op) {
@@ -48,6 +114,7 @@ void NcclJob::begin(const Operation& op) {
   cuda::detail::use_device(device_.index);
   Slot& s = slot(op.number);
   if (s.number >= 0 && !s.done.done()) s.done.synchronize();  // all slots are in use
+  if (const std::lock_guard lock(mutex_); s.busy) record_ends();
   ready_.record(cuda::Stream::current(device_));
   ready_.wait(stream_);
   for (const Tensor& t : {op.out, op.in})
@@ -80,63 +147,86 @@ void NcclJob::join(const Operation& op, bool host) {
   check_well();
 }
 
-// Empty, or why the job has failed.
-std::string NcclJob::look() {
+// Empty, or why the job has failed; or a collective that hangs.
+std::string NcclJob::look(std::optional<FlightEntry>& hanging) {
   if (std::string why = bootstrap_.failure(); !why.empty()) return why;
   for (const cuda::nccl::Comm comm : comms_)
     if (const std::string why = cuda::nccl::failure(comm); !why.empty())
       return message("rank {}: nccl: {}", rank_, why);
-  const Clock::time_point now = Clock::now();
-  for (Slot& s : slots_) {
-    if (!s.busy) continue;
-    if (s.marked && s.done.done()) {
-      s.busy = false;
-    } else if (std::chrono::duration<double>(now - s.begun).count() > timeout_) {
-      return message("{} did not end within {} s on rank {}: a rank did not come",
-                     describe(s.number), timeout_, rank_);
-    }
-  }
-  return "";
+  record_ends();
+  const Slot* oldest = nullptr;
+  for (const Slot& s : slots_)
+    if (s.busy && s.marked && (!oldest || s.number < oldest->number)) oldest = &s;
+  if (!oldest || seconds(Clock::now() - oldest->begun) <= timeout_ || !recorder_) return "";
+  for (const FlightEntry& e : recorder_->entries())
+    if (e.number == oldest->number) hanging = e;
+  return hanging ? "" : "a collective hangs";
 }
 
-std::string NcclJob::describe(std::int64_t number) const {
-  if (recorder_)
-    for (const FlightEntry& e : recorder_->entries())
-      if (e.number == number) return e.text();
-  return "a collective";
+void NcclJob::record_ends() {
+  for (Slot& s : slots_)
+    if (s.busy && s.marked && s.done.done()) {
+      s.busy = false;
+      if (recorder_) recorder_->ended(s.number, true);
+    }
 }
 
 void NcclJob::watch() {
   cuda::detail::use_device(device_.index);
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, kLook, [this] { return stopping_; })) {
-    if (!failure_.empty()) continue;
-    try {
-      failure_ = look();
-    } catch (const Error& e) {
-      failure_ = e.what();
+    if (failure_.empty()) {
+      std::string why;
+      std::optional<FlightEntry> hanging;
+      try {
+        why = look(hanging);
+      } catch (const Error& e) {
+        why = e.what();
+      }
+      if (why.empty() && !hanging) continue;
+      lock.unlock();
+      fail(hanging ? diagnosis(*hanging) : why);
+      lock.lock();
     }
-    if (failure_.empty()) continue;
-    if (recorder_ && !dump_folder_.empty()) recorder_->write(dump_folder_, rank_, failure_);
-    // A thread between begin() and end() may be about to use a communicator. A thread blocked
-    // inside NCCL returns only after the abort.
+    // The rank's own thread leaves NCCL when it sees the failure, unless NCCL holds it: then it
+    // returns only after the abort.
     wake_.wait_for(lock, kHandOver, [this] { return !calling_; });
-    abort_all();
+    abort_all(lock);
   }
 }
 
-// Ends kernels that wait for other ranks, and releases the threads that wait for those kernels.
-void NcclJob::abort_all() {
-  for (const cuda::nccl::Comm comm : comms_) {
+// Ends kernels that wait for other ranks, and releases the threads that wait for those kernels. It
+// takes as long as the GPU needs, so others must be able to see meanwhile that the job has failed.
+void NcclJob::abort_all(std::unique_lock<std::mutex>& lock) {
+  const std::vector<cuda::nccl::Comm> comms = std::exchange(comms_, {});
+  if (comms.empty()) return;
+  const std::string why = failure_;
+  lock.unlock();
+  {
+    const Deadline deadline(last_resort_, [&] {
+      std::fprintf(stderr, "rank %d: NCCL did not abort within %g s after the job has failed: %s\n",
+                   rank_, last_resort_, why.c_str());
+    });
+    const auto each = [&](auto f) {
+      for (const cuda::nccl::Comm comm : comms) try {
+          f(comm);
+        } catch (const Error&) {  // report the first failure
+        }
+    };
+    // To destroy one communicator NCCL waits for the kernels of all.
+    if (cuda::nccl::can_revoke()) each(cuda::nccl::revoke);
     try {
-      cuda::nccl::abort(comm);
-    } catch (const Error&) {  // report the first failure
+      cuda::nccl::begin();
+      each(cuda::nccl::abort);
+      cuda::nccl::end();
+    } catch (const Error&) {
     }
   }
-  comms_.clear();
+  lock.lock();
 }
 
 void NcclJob::stop_watching() {
+  bootstrap_.set_answer({});
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -152,6 +242,9 @@ void NcclJob::finish() {
   } catch (const Error&) {  // called by the destructor; wait() has reported the error
   }
   stop_watching();
+  std::unique_lock lock(mutex_);
+  if (!failure_.empty()) return abort_all(lock);
+  record_ends();
   try {
     for (const cuda::nccl::Comm comm : comms_) cuda::nccl::disconnect(comm);
   } catch (const Error&) {
@@ -161,7 +254,9 @@ void NcclJob::finish() {
 
 void NcclJob::give_up() {
   stop_watching();
-  abort_all();
+  std::unique_lock lock(mutex_);
+  if (failure_.empty()) failure_ = message("rank {} has ended with an error", rank_);
+  abort_all(lock);
 }
 
 }  // namespace weft::distributed

@@ -3,14 +3,20 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "weft/core/cuda.h"
+#include "weft/core/error.h"
 #include "weft/core/kernels/nccl.h"
+#include "weft/distributed/flight_recorder.h"
+#include "weft/distributed/operation.h"
 #include "weft/distributed/world.h"
 
 namespace weft::distributed {
@@ -19,23 +25,39 @@ namespace weft::distributed {
 /// for them, and a watcher thread that detects collectives that do not finish.
 class NcclJob {
  public:
-  /// Also fails when `bootstrap` reports that its job has failed. `bootstrap` must outlive this
-  /// object.
-  NcclJob(Device device, const World& bootstrap, const WorldOptions& options);
+  /// Fails when `bootstrap` reports that its job has failed, and tells it of failures of its own.
+  /// `bootstrap` must outlive this object.
+  NcclJob(Device device, World& bootstrap, const WorldOptions& options);
   ~NcclJob();
 
   Device device() const { return device_; }
   cuda::rt::StreamHandle stream() const { return stream_.handle(); }
-  void add(cuda::nccl::Comm comm);
   /// Sets the flight recorder that holds the rank's operations, by number.
-  void set_recorder(std::shared_ptr<const FlightRecorder> recorder);
+  void set_recorder(std::shared_ptr<FlightRecorder> recorder);
+  /// Connects a communicator for this group. Throws Error if that fails or lasts too long.
+  cuda::nccl::Comm connect(const cuda::nccl::Id& id, const Channel& group);
 
-  /// Between begin() and end(), calls go to stream(), ordered after the work already in the
-  /// caller's stream. Throws Error when the job has failed.
-  void begin(const Operation& op);
-  void end(const Operation& op);
+  /// Runs call(), which hands an operation to NCCL on stream(), ordered after the work already in
+  /// the caller's stream. Throws Error when the job has failed.
+  template <class Call>
+  void run(const Operation& op, cuda::nccl::Comm comm, Call call) {
+    begin(op);
+    try {
+      call();
+      wait_ready(comm, [&] { return describe(op); });
+    } catch (const Error& e) {
+      end(op);
+      fail(e.what());
+      check_well();
+    }
+    end(op);
+  }
   /// Makes the caller's stream wait for the operation; with `host`, the host waits too.
   void join(const Operation& op, bool host);
+  /// Throws Error when the job has failed.
+  void check_well() const;
+  /// Empty, or why the job has failed. Callable from any thread.
+  std::string failure() const;
   /// Waits for collectives in flight and disconnects. Nothing may be called after that.
   void finish();
   /// The same without waiting.
@@ -53,28 +75,34 @@ class NcclJob {
   Slot& slot(std::int64_t number) {
     return slots_[static_cast<std::size_t>(number) % slots_.size()];
   }
+  void begin(const Operation& op);
+  void end(const Operation& op);
+  void wait_ready(cuda::nccl::Comm comm, const std::function<std::string()>& what);
+  void fail(const std::string& why);
   void watch();
   void stop_watching();
-  void abort_all();
-  std::string look();
-  std::string describe(std::int64_t number) const;
-  void check_well();
+  void abort_all(std::unique_lock<std::mutex>& lock);
+  std::string look(std::optional<FlightEntry>& hanging);
+  void record_ends();
+  std::string diagnosis(const FlightEntry& hanging) const;
+  std::string answer(const std::string& question) const;
 
   const Device device_;
-  const World& bootstrap_;
+  World& bootstrap_;
   const int rank_;
-  const double timeout_;
+  const double timeout_, last_resort_;
   const std::string dump_folder_;
   cuda::Stream stream_;
   cuda::Event ready_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::array<Slot, 256> slots_;
   std::vector<cuda::nccl::Comm> comms_;
-  std::shared_ptr<const FlightRecorder> recorder_;
+  std::map<std::string, std::vector<int>> groups_;  // world ranks by name
+  std::shared_ptr<FlightRecorder> recorder_;
   std::string failure_;
-  bool calling_ = false;  // between begin() and end()
+  bool calling_ = false;  // the rank's own thread is inside NCCL
   bool stopping_ = false;
   std::thread watcher_;
 };
@@ -86,6 +114,7 @@ class NcclChannel : public Channel {
               std::shared_ptr<NcclJob> job, const cuda::nccl::Id& id);
   void run(Operation& op) override;
   void finish(Operation& op) override;
+  void check_well() override { job_->check_well(); }
   Device device() const override { return job_->device(); }
 
  private:

@@ -33,6 +33,11 @@ class NcclWorld : public World {
       job_->finish();
   }
   const char* backend() const override { return "nccl"; }
+  std::string failure() const override {
+    const std::string own = job_->failure();
+    return own.empty() ? bootstrap_.failure() : own;
+  }
+  void fail(const std::string& why) override { bootstrap_.fail(why); }
 
  protected:
   std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,

@@ -12,9 +12,10 @@ namespace weft::distributed {
 ///
 /// Sums are NCCL's: the same on every rank and in every run of one layout, but not the bits of the
 /// other backends (bf16 is rounded at each step). A lost rank shows as an NCCL error or as a
-/// timeout; NCCL does not say which rank it is. A failure that `bootstrap` reports
-/// (World::failure()) also ends the collectives here. Collectives cannot be captured into a
-/// cuda::Graph.
+/// timeout, which names the rank by what `bootstrap` answers. A failure here is a failure of
+/// `bootstrap` too, and the reverse: all collectives are aborted, and what they leave is wrong. So
+/// check_well() belongs after each wait of the host for values that depend on a collective, and
+/// `devices` into save_checkpoint(). Collectives cannot be captured into a cuda::Graph.
 /// Throws Error if the library has no CUDA, if libnccl.so.2 (version 2.18 or newer) is not
 /// installed, and where NCCL refuses, for example when two ranks use one GPU.
 std::unique_ptr<World> nccl_world(World& bootstrap, Device device,

@@ -49,7 +49,8 @@ struct Operation {
   std::int64_t number = 0;  ///< index in the flight recorder
   Operation* next = nullptr;
   bool failed = false;
-  bool held = false;  ///< a Work refers to it
+  bool enqueued = false;  ///< set by Channel::run(): a GPU runs it, and the channel records its end
+  bool held = false;      ///< a Work refers to it
   std::atomic<bool> done{true};
   // Events in `stream` that other ranks on the same GPU wait for: the inputs are ready, this rank's
   // share of the reduction is done, and this rank has read all it needs from its peers.

@@ -109,6 +109,9 @@ class ProcessGroup {
   /// Completes when every rank has reached it.
   Work barrier();
 
+  /// Throws Error if the job has failed: World::check_well().
+  void check_well() const { channel_->check_well(); }
+
   /// Number of collectives called so far, equal on every rank. Point-to-point messages do not
   /// count.
   std::int64_t calls() const { return sequence_; }

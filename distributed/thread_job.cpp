@@ -20,7 +20,8 @@ std::string list(const std::vector<int>& ranks) {
 Job::Job(int ranks, const WorldOptions& options)
     : options_(options),
       left_(static_cast<std::size_t>(ranks)),
-      recorders_(static_cast<std::size_t>(ranks)) {}
+      recorders_(static_cast<std::size_t>(ranks)),
+      answers_(static_cast<std::size_t>(ranks)) {}
 
 void Job::fail(const std::string& why, Fault fault) {
   {
@@ -49,6 +50,21 @@ void Job::wake_all() {
   const std::lock_guard lock(mutex_);
   for (const Called& g : groups_)
     if (g.rendezvous) g.rendezvous->wake();
+}
+
+void Job::set_answer(int rank, World::Answer answer) {
+  const std::lock_guard lock(answers_mutex_);
+  answers_[static_cast<std::size_t>(rank)] = std::move(answer);
+}
+
+std::vector<std::string> Job::ask(const std::string& question) {
+  const std::lock_guard lock(answers_mutex_);
+  std::vector<std::string> all;
+  for (std::size_t r = 0; r < answers_.size(); ++r)
+    all.push_back(answers_[r]                     ? answers_[r](question)
+                  : has_left(static_cast<int>(r)) ? "it has ended"
+                                                  : "it has no world of its GPU");
+  return all;
 }
 
 void Job::add_recorder(int rank, std::shared_ptr<const FlightRecorder> recorder) {

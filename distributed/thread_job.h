@@ -33,6 +33,9 @@ class Job {
   /// Valid once failed() returns true.
   Error failure() const { return Error(why_, fault_); }
 
+  void set_answer(int rank, World::Answer answer);
+  std::vector<std::string> ask(const std::string& question);
+
   void add_recorder(int rank, std::shared_ptr<const FlightRecorder> recorder);
   /// The rendezvous of this call of World::group(). Throws Error when another rank made that call
   /// with a different name or rank list.
@@ -49,6 +52,8 @@ class Job {
   std::string why_;
   Fault fault_ = Fault::system;
   std::vector<std::shared_ptr<const FlightRecorder>> recorders_;
+  std::mutex answers_mutex_;
+  std::vector<World::Answer> answers_;
   struct Called {
     int rank = -1;  // the first to call
     std::string name;

@@ -25,6 +25,9 @@ class ThreadWorld : public World {
   std::string failure() const override {
     return job_->failed() ? std::string(job_->failure().what()) : std::string();
   }
+  void fail(const std::string& why) override { job_->fail(why, Fault::system); }
+  void set_answer(Answer answer) override { job_->set_answer(rank(), std::move(answer)); }
+  std::vector<std::string> ask(const std::string& question) override { return job_->ask(question); }
 
  protected:
   std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,

@@ -15,6 +15,8 @@ World::World(int rank, int size, const WorldOptions& options)
   // Clocks count nanoseconds in 64 bits (292 years), and a deadline is now() plus the timeout.
   check(options.timeout_s > 0 && options.timeout_s <= 1e8,
         "world: timeout_s must be above 0 and at most 1e8, got {}", options.timeout_s);
+  check(options.last_resort_s > 0 && options.last_resort_s <= 1e8,
+        "world: last_resort_s must be above 0 and at most 1e8, got {}", options.last_resort_s);
   check(options.link.bytes_per_s >= 0 && options.link.latency_s >= 0,
         "world: the link's bytes_per_s and latency_s must be at least 0, got {} and {}",
         options.link.bytes_per_s, options.link.latency_s);
@@ -52,7 +54,12 @@ std::shared_ptr<ProcessGroup> World::group(const std::string& name, const std::v
 
 CommStats World::stats() const { return thread_->stats(); }
 
-std::shared_ptr<const FlightRecorder> World::shared_recorder() const { return thread_->recorder(); }
+void World::check_well() const {
+  const std::string why = failure();
+  check_system(why.empty(), "{}", why);
+}
+
+std::shared_ptr<FlightRecorder> World::shared_recorder() const { return thread_->recorder(); }
 
 const FlightRecorder& World::recorder() const { return *thread_->recorder(); }
 

@@ -19,6 +19,8 @@ struct SimulatedLink {
 
 struct WorldOptions {
   double timeout_s = 600;  ///< a collective that takes longer stops the job
+  /// A process of a failed job ends if NCCL does not abort its collectives within this time.
+  double last_resort_s = 30;
   SimulatedLink link = {};
   /// Folder in which every rank writes its latest collectives (rank_<rank>.txt) when the job fails.
   /// Empty: no file is written.
@@ -57,6 +59,18 @@ class World {
 
   /// Why the job failed, if this rank knows already, else "". Callable from any thread.
   virtual std::string failure() const { return {}; }
+  /// Throws Error if the job has failed. Call it after the host has waited for a GPU's values that
+  /// depend on a collective: when one is aborted, they are wrong.
+  void check_well() const;
+  /// Ends the job: tells every rank why, without waiting. Callable from any thread.
+  virtual void fail(const std::string&) {}
+
+  /// How this rank answers ask() of others, from any thread; null: no more.
+  using Answer = std::function<std::string(const std::string& question)>;
+  virtual void set_answer(Answer) {}
+  /// The answers of all ranks, by rank; "" for those that do not answer within some seconds.
+  /// Callable from any thread, also while collectives hang.
+  virtual std::vector<std::string> ask(const std::string&) { return {}; }
 
   CommStats stats() const;
   /// The latest collectives, to find one that hangs.
@@ -75,7 +89,7 @@ class World {
   /// Stops the communication thread once its queue is empty.
   void stop();
   const WorldOptions& options() const { return options_; }
-  std::shared_ptr<const FlightRecorder> shared_recorder() const;
+  std::shared_ptr<FlightRecorder> shared_recorder() const;
 
  private:
   int rank_, size_;

@@ -128,7 +128,7 @@ void RunFolder::save_into(const std::string& folder, TrainStep& step, const Task
   }
   distributed::save_checkpoint(ranks_.host(), folder, run.step, step.model_slices(),
                                step.optimizer_slices(), state.dump(), static_cast<int>(keep),
-                               task.files);
+                               task.files, &ranks_.world());
 }
 
 }  // namespace weft::train

@@ -147,6 +147,8 @@ int Trainer::one_step() {
              samples = options_.run.sample_every && number % options_.run.sample_every == 0 &&
                        !device.is_meta();
   const auto settled = [&](const Pending& p) {
+    if (!device.is_meta()) p.result.loss();  // waits: an aborted collective gives wrong numbers
+    ranks_.world().check_well();
     if (!is_finite(p)) return stop_non_finite(p);
     log_.settle(p);
     return 0;
@@ -218,6 +220,7 @@ void Trainer::evaluate() {
   try {
     log_.begin(Aside::evaluation, state_.step);
     const std::vector<Value> values = step_.evaluate(*validation_);
+    ranks_.world().check_well();
     log_.end(Aside::evaluation);
     log_.add(state_.step, values);
     keep_if_best(values.at(0).value);

@@ -21,14 +21,24 @@ enum class Reduce : int { sum = 0, max = 2, min = 3 };
 /// 22809 for 2.28.9.
 int version();
 Id make_id();
-/// Creates a communicator on the current device. Waits for all of its ranks.
+/// Begins to create a communicator on the current device and does not wait for its other ranks:
+/// nothing may be called with it until ready().
 Comm connect(const Id& id, int rank, int size);
-void disconnect(Comm comm);
-/// Aborts the operations in progress on this rank, for use when a rank is lost. Any thread may call
-/// it.
-void abort(Comm comm);
-/// Empty, or the error that has occurred meanwhile. Does not wait.
+/// True once NCCL has taken over the calls so far: the communicator is connected, and the kernels
+/// of collectives are in their streams. Does not wait. Throws the error that has occurred
+/// meanwhile.
+bool ready(Comm comm);
+/// Empty, or the error that has occurred meanwhile. Does not wait. Any thread may call it.
 std::string failure(Comm comm);
+void disconnect(Comm comm);
+/// Aborts the operations in progress on this rank and destroys the communicator, for use when a
+/// rank is lost. Any thread may call it. Waits for all kernels of the device, so it does not return
+/// while a kernel of another communicator hangs: revoke all communicators first, or abort all
+/// between begin() and end().
+void abort(Comm comm);
+/// Whether this version of NCCL can revoke: end operations in progress without destroying anything.
+bool can_revoke();
+void revoke(Comm comm);
 
 /// Groups the calls between begin() and the end into one: sends and receives, or several roots.
 void begin();

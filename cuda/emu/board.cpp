@@ -32,13 +32,13 @@ Board::Board(std::string folder, int rank, int size)
       rank_(rank),
       size_(size),
       sent_(static_cast<std::size_t>(size)),
-      received_(sent_) {
-  exchange({});
-}
+      received_(sent_) {}
 
 // Writes atomically: the file appears under its name complete or not at all.
 void Board::put(const std::string& name, const Bytes& bytes) const {
-  const std::string hidden = path(message("new-{}", rank_));
+  // A thread that aborts writes while another one does.
+  static std::atomic<int> count{0};
+  const std::string hidden = path(message("new-{}-{}", rank_, count++));
   std::ofstream(hidden, std::ios::binary)
       .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   std::error_code failed;
@@ -64,12 +64,27 @@ std::vector<Bytes> Board::exchange(const Bytes& own) {
   put(message("{}-{}", round_, rank_), own);
   std::vector<Bytes> all(static_cast<std::size_t>(size_));
   for (int r = 0; r < size_; ++r)
-    if (!wait(message("{}-{}", round_, r), all[static_cast<std::size_t>(r)])) return {};
+    if (!wait(message("{}-{}", round_, r), all[static_cast<std::size_t>(r)])) {
+      pass_zeros(own.size());
+      return {};
+    }
   // A rank that has reached this round has read all of the previous one.
   std::error_code failed;
   fs::remove(path(message("{}-{}", round_ - 1, rank_)), failed);
   ++round_;
   return all;
+}
+
+void Board::hang(const Bytes& own) {
+  while (!aborted_) std::this_thread::sleep_for(kSleep);
+  pass_zeros(own.size());
+}
+
+void Board::pass_zeros(std::size_t bytes) {
+  for (int r = 0; r < size_; ++r)
+    if (const std::string name = message("{}-{}", round_, r); !fs::exists(path(name)))
+      put(name, Bytes(bytes));
+  ++round_;
 }
 
 void Board::send(int to, const Bytes& bytes) {

@@ -16,8 +16,11 @@ class Board {
   static std::string make();
   Board(std::string folder, int rank, int size);
   /// Exchanges `own` with all ranks and returns the data of all, in rank order; empty after
-  /// abort().
+  /// abort(). The kernel of an aborted rank goes through its remaining steps without data: its
+  /// peers receive zeros in place of what it had still to pass on, and do not notice.
   std::vector<Bytes> exchange(const Bytes& own);
+  /// The same for a rank that does not take part until abort().
+  void hang(const Bytes& own);
   void send(int to, const Bytes& bytes);
   Bytes receive(int from);
   void leave();
@@ -28,6 +31,7 @@ class Board {
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
   void put(const std::string& name, const Bytes& bytes) const;
   bool wait(const std::string& name, Bytes& bytes) const;
+  void pass_zeros(std::size_t bytes);
 
   const std::string folder_;
   const int rank_, size_;

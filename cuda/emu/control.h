@@ -32,8 +32,26 @@ struct Control {
   double epilogue_ms = 0;
 };
 extern Control control;
-/// Error text that every communicator of the emulated NCCL reports; null: no error.
-extern std::atomic<const char*> nccl_failure;
+
+/// A call of the emulated NCCL.
+struct NcclCall {
+  const char* name;     ///< "ncclAllReduce"; for a group the name of its first call
+  int device;           ///< of the calling rank
+  int rank, size;       ///< in the communicator
+  std::int64_t number;  ///< index among the calls of this communicator on this rank; -1: connects
+  std::int64_t bytes;   ///< that the rank gives
+};
+enum class NcclFault : std::uint8_t {
+  none,
+  hang,   ///< the rank's kernel does not run on until it is aborted; when connecting, it never ends
+  error,  ///< the same, and the communicator reports an error of the network
+  stuck,  ///< as hang, and an abort does not end it either
+  block   ///< NCCL does not hand the kernel over to the stream
+};
+/// Decides what becomes of each call. Called by any thread. Null: no faults.
+extern std::atomic<NcclFault (*)(const NcclCall&)> nccl_fault;
+/// The version of NCCL that is emulated. Before 22800 it cannot revoke communicators.
+extern std::atomic<int> nccl_version;
 
 /// Number of emulated GPUs; the environment variable WEFT_EMU_DEVICES overrides it.
 inline constexpr int kDevices = 2;

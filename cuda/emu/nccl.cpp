@@ -1,68 +1,166 @@
-// NCCL without GPUs: ranks are threads or processes on emulated devices. A collective waits for the
-// other ranks on the host; the real library waits on the device. This tests the order of calls,
-// their counts and their addresses.
+// NCCL without GPUs: ranks are threads or processes on emulated devices. As with the real library
+// a call appends a kernel to the stream, and the kernel waits for the other ranks while the host
+// goes on. It fails like the real one, too: see emu::NcclFault.
 #include "weft/core/kernels/nccl.h"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "weft/core/error.h"
 #include "weft/cuda/emu/board.h"
 #include "weft/cuda/emu/control.h"
+#include "weft/cuda/emu/stream.h"
 
 namespace weft::emu {
-constinit std::atomic<const char*> nccl_failure{nullptr};
-}
+constinit std::atomic<NcclFault (*)(const NcclCall&)> nccl_fault{nullptr};
+constinit std::atomic<int> nccl_version{22809};
+}  // namespace weft::emu
 
 namespace weft::cuda::nccl {
-namespace {
 
 using emu::Board;
 using emu::Bytes;
+using emu::NcclFault;
 using Stream = rt::StreamHandle;
+
+struct CommTag {
+  CommTag(const Id& id, int r, int n)
+      : board(id.bytes, r, n), rank(r), size(n), device(rt::current_device()) {}
+  Board board;
+  const int rank, size, device;
+  std::thread connecting;
+  std::atomic<bool> in_progress{true};  // the host's last call is not taken over
+  std::atomic<bool> leaving{false};     // revoked or aborted
+  std::atomic<int> kernels{0};          // that run now
+  std::int64_t calls = 0;
+  std::mutex mutex;
+  std::string error;
+
+  void fail(const std::string& why) {
+    const std::lock_guard lock(mutex);
+    if (error.empty()) error = why;
+  }
+  void leave() {
+    if (!leaving.exchange(true)) board.abort();
+  }
+  NcclFault fault(const char* name, std::int64_t number, std::int64_t bytes) const {
+    const auto decide = emu::nccl_fault.load();
+    return decide ? decide({name, device, rank, size, number, bytes}) : NcclFault::none;
+  }
+  /// Publishes `own` to all ranks and calls use() with the data of all. Called by a kernel.
+  template <class Use>
+  void exchange(const Bytes& own, Use use) {
+    std::vector<Bytes> all;
+    emu::while_others_run([&] { all = board.exchange(own); });
+    if (!all.empty()) use(all);
+  }
+};
+
+namespace {
+
+constexpr const char* kNetwork = "remote process exited or there was a network error";
+constexpr std::chrono::microseconds kSleep{50};
+
+// The communicators of this process. They are never destroyed: a thread may still wait in one.
+struct Comms {
+  std::mutex mutex;
+  std::vector<Comm> all;
+};
+Comms& comms() {
+  static auto* c = new Comms;
+  return *c;
+}
+
+void remove(Comm comm) {
+  const std::lock_guard lock(comms().mutex);
+  std::erase(comms().all, comm);
+}
+
+// Freeing a communicator's memory waits for the kernels of its GPU, also for those of other
+// communicators.
+bool has_kernels(int device) {
+  const std::lock_guard lock(comms().mutex);
+  return std::any_of(comms().all.begin(), comms().all.end(),
+                     [&](Comm c) { return c->device == device && c->kernels > 0; });
+}
+
+struct Call {
+  const char* name;
+  std::int64_t bytes;
+  Comm comm;
+  Stream stream;
+  std::function<void()> kernel;
+  bool receives;
+};
 
 // State between begin() and end().
 struct Group {
   bool open = false;
-  std::vector<std::function<void()>> calls, receives;  // sends run first
+  std::vector<Call> calls;
+  std::vector<Comm> aborted;
 };
 thread_local Group group;
 
-void call(std::function<void()> f, bool receives = false) {
-  if (!group.open) return f();
-  (receives ? group.receives : group.calls).push_back(std::move(f));
+void launch(std::vector<Call> calls) {
+  const Comm comm = calls.front().comm;
+  const Stream stream = calls.front().stream;
+  const NcclFault fault = comm->fault(calls.front().name, comm->calls++, calls.front().bytes);
+  if (fault == NcclFault::block) {
+    comm->in_progress = true;
+    return;
+  }
+  // Sends first, so that no rank waits for one that waits for it.
+  std::stable_partition(calls.begin(), calls.end(), [](const Call& c) { return !c.receives; });
+  emu::submit_promptly(stream, [calls = std::move(calls), comm, fault] {
+    ++comm->kernels;
+    if (fault == NcclFault::error) comm->fail(kNetwork);
+    for (const Call& c : calls) {
+      if (fault == NcclFault::none)
+        c.kernel();
+      else
+        emu::while_others_run([&] {
+          while (fault == NcclFault::stuck) std::this_thread::sleep_for(kSleep);
+          comm->board.hang(Bytes(static_cast<std::size_t>(c.bytes)));
+        });
+    }
+    --comm->kernels;
+  });
 }
 
-Bytes read(const void* from, std::int64_t bytes, Stream s) {
-  Bytes b(static_cast<std::size_t>(bytes));
-  if (bytes > 0) rt::copy(b.data(), from, bytes, rt::CopyKind::to_host, s);
-  return b;
+void call(const char* name, std::int64_t bytes, Comm comm, Stream s, std::function<void()> kernel,
+          bool receives = false) {
+  Call c{name, bytes, comm, s, std::move(kernel), receives};
+  if (group.open)
+    group.calls.push_back(std::move(c));
+  else
+    launch({std::move(c)});
 }
 
-void write(void* to, const char* from, std::int64_t bytes, Stream s) {
-  if (bytes > 0) rt::copy(to, from, bytes, rt::CopyKind::to_device, s);
+Bytes read(const void* from, std::int64_t bytes) {
+  const char* const p = static_cast<const char*>(from);
+  return {p, p + bytes};
+}
+
+void wait_for_kernels(const std::vector<Comm>& aborted) {
+  for (const Comm comm : aborted) {
+    if (comm->connecting.joinable()) comm->connecting.join();
+    while (has_kernels(comm->device)) std::this_thread::sleep_for(kSleep);
+    remove(comm);
+  }
 }
 
 }  // namespace
 
-struct CommTag {
-  CommTag(const Id& id, int r, int n) : board(id.bytes, r, n), rank(r), size(n) {}
-  Board board;
-  int rank, size;
-
-  /// Publishes `own` to all ranks and calls use() with the data of all.
-  template <class Use>
-  void exchange(const Bytes& own, Use use) {
-    if (const std::vector<Bytes> all = board.exchange(own); !all.empty()) use(all);
-  }
-};
-
-int version() { return 22809; }
+int version() { return emu::nccl_version; }
 
 Id make_id() {
   Id id;
@@ -72,35 +170,58 @@ Id make_id() {
   return id;
 }
 
-Comm connect(const Id& id, int rank, int size) { return new CommTag(id, rank, size); }
+Comm connect(const Id& id, int rank, int size) {
+  const Comm comm = new CommTag(id, rank, size);
+  {
+    const std::lock_guard lock(comms().mutex);
+    comms().all.push_back(comm);
+  }
+  const NcclFault fault = comm->fault("ncclCommInitRankConfig", -1, 0);
+  comm->connecting = std::thread([comm, fault] {
+    if (fault == NcclFault::error) comm->fail(kNetwork);
+    if (fault == NcclFault::none)
+      comm->board.exchange({});
+    else
+      comm->board.hang({});
+    comm->in_progress = false;
+  });
+  return comm;
+}
+
+bool ready(Comm comm) {
+  if (const std::string why = failure(comm); !why.empty()) throw Error(why, Fault::system);
+  return !comm->in_progress;
+}
 
 void disconnect(Comm comm) {
+  if (comm->connecting.joinable()) comm->connecting.join();
   comm->board.leave();
+  remove(comm);
   delete comm;
 }
 
-// A thread that waits in it still accesses it, so it is not destroyed here.
+bool can_revoke() { return version() >= 22800; }
+void revoke(Comm comm) { comm->leave(); }
+
 void abort(Comm comm) {
-  static std::mutex mutex;
-  static auto* aborted = new std::vector<Comm>;
-  {
-    const std::lock_guard lock(mutex);
-    aborted->push_back(comm);
-  }
-  comm->board.abort();
+  comm->leave();
+  if (group.open)
+    group.aborted.push_back(comm);
+  else
+    wait_for_kernels({comm});
 }
 
-std::string failure(Comm) {
-  const char* const text = emu::nccl_failure.load();
-  return text ? text : "";
+std::string failure(Comm comm) {
+  const std::lock_guard lock(comm->mutex);
+  return comm->error;
 }
 
 void begin() { group.open = true; }
 void end() {
   group.open = false;
   const Group g = std::exchange(group, {});
-  for (const auto& f : g.calls) f();
-  for (const auto& f : g.receives) f();
+  if (!g.calls.empty()) launch(g.calls);
+  wait_for_kernels(g.aborted);
 }
 
 namespace {
@@ -138,66 +259,70 @@ std::int64_t bytes_of(std::int64_t count, DType t) {
   return count * static_cast<std::int64_t>(size_of(t));
 }
 
-void put(void* to, const Bytes& b, Stream s) {
-  write(to, b.data(), static_cast<std::int64_t>(b.size()), s);
+void put(void* to, const Bytes& b) {
+  if (!b.empty()) std::memcpy(to, b.data(), b.size());
 }
 
 }  // namespace
 
 void all_reduce(const void* in, void* out, std::int64_t count, DType dtype, Reduce how, Comm comm,
                 Stream s) {
-  call([=] {
-    comm->exchange(read(in, bytes_of(count, dtype), s),
-                   [&](const auto& all) { put(out, reduced(all, 0, count, dtype, how), s); });
+  call("ncclAllReduce", bytes_of(count, dtype), comm, s, [=] {
+    comm->exchange(read(in, bytes_of(count, dtype)),
+                   [&](const auto& all) { put(out, reduced(all, 0, count, dtype, how)); });
   });
 }
 
 void reduce(const void* in, void* out, std::int64_t count, DType dtype, Reduce how, int root,
             Comm comm, Stream s) {
-  call([=] {
-    comm->exchange(read(in, bytes_of(count, dtype), s), [&](const auto& all) {
-      if (comm->rank == root) put(out, reduced(all, 0, count, dtype, how), s);
+  call("ncclReduce", bytes_of(count, dtype), comm, s, [=] {
+    comm->exchange(read(in, bytes_of(count, dtype)), [&](const auto& all) {
+      if (comm->rank == root) put(out, reduced(all, 0, count, dtype, how));
     });
   });
 }
 
 void reduce_scatter(const void* in, void* out, std::int64_t count, DType dtype, Reduce how,
                     Comm comm, Stream s) {
-  call([=] {
-    comm->exchange(read(in, bytes_of(count * comm->size, dtype), s), [&](const auto& all) {
-      put(out, reduced(all, comm->rank * count, count, dtype, how), s);
+  const std::int64_t bytes = bytes_of(count * comm->size, dtype);
+  call("ncclReduceScatter", bytes, comm, s, [=] {
+    comm->exchange(read(in, bytes), [&](const auto& all) {
+      put(out, reduced(all, comm->rank * count, count, dtype, how));
     });
   });
 }
 
 void all_gather(const void* in, void* out, std::int64_t bytes, Comm comm, Stream s) {
-  call([=] {
-    comm->exchange(read(in, bytes, s), [&](const auto& all) {
+  call("ncclAllGather", bytes, comm, s, [=] {
+    comm->exchange(read(in, bytes), [&](const auto& all) {
       for (int r = 0; r < comm->size; ++r)
-        put(static_cast<char*>(out) + r * bytes, all[static_cast<std::size_t>(r)], s);
+        put(static_cast<char*>(out) + r * bytes, all[static_cast<std::size_t>(r)]);
     });
   });
 }
 
 void broadcast(const void* in, void* out, std::int64_t bytes, int root, Comm comm, Stream s) {
-  call([=] {
-    comm->exchange(comm->rank == root ? read(in, bytes, s) : Bytes{},
-                   [&](const auto& all) { put(out, all[static_cast<std::size_t>(root)], s); });
+  call("ncclBroadcast", bytes, comm, s, [=] {
+    comm->exchange(comm->rank == root ? read(in, bytes) : Bytes{},
+                   [&](const auto& all) { put(out, all[static_cast<std::size_t>(root)]); });
   });
 }
 
 void send(const void* data, std::int64_t bytes, int to, Comm comm, Stream s) {
-  call([=] { comm->board.send(to, read(data, bytes, s)); });
+  call("ncclSend", bytes, comm, s, [=] { comm->board.send(to, read(data, bytes)); });
 }
 
 void receive(void* data, std::int64_t bytes, int from, Comm comm, Stream s) {
   call(
+      "ncclRecv", bytes, comm, s,
       [=] {
-        const Bytes b = comm->board.receive(from);
+        Bytes b;
+        emu::while_others_run([&] { b = comm->board.receive(from); });
         if (b.empty()) return;  // aborted, or an empty message
-        check_system(static_cast<std::int64_t>(b.size()) == bytes,
-                     "nccl: {} bytes sent, {} expected", b.size(), bytes);
-        put(data, b, s);
+        if (static_cast<std::int64_t>(b.size()) == bytes)
+          put(data, b);
+        else
+          comm->fail(message("{} bytes sent, {} expected", b.size(), bytes));
       },
       true);
 }

@@ -3,13 +3,17 @@
 #include <sys/mman.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "weft/core/error.h"
@@ -51,6 +55,13 @@ struct Queue {
   int device = 0;
   std::deque<Work> waiting;
   std::uint64_t submitted = 0, finished = 0;  // work items
+  std::condition_variable_any ended, wanted;  // an item has ended; the queue's own thread has work
+  int asleep = 0;                             // threads that wait for `ended`
+  std::uint64_t prompt = 0;  // the queue's own thread runs the items up to this one
+  bool running = false;      // an item is being executed, by `runner`
+  std::thread::id runner;
+  bool has_thread = false;
+  std::exception_ptr error;  // of an item that the queue's own thread ran
   std::vector<Work>* recording = nullptr;
 };
 
@@ -62,9 +73,31 @@ struct Mark {
   Clock::time_point time;
 };
 
+// A recursive lock that a thread can release at all levels while it waits.
+class DriverLock {
+ public:
+  void lock() {
+    mutex_.lock();
+    ++levels_;
+  }
+  void unlock() {
+    --levels_;
+    mutex_.unlock();
+  }
+  int release() {
+    const int levels = levels_;
+    for (int i = 0; i < levels; ++i) unlock();
+    return levels;
+  }
+
+ private:
+  std::recursive_mutex mutex_;
+  int levels_ = 0;
+};
+
 // One lock for the whole emulated driver; ranks that are threads share it.
 struct Driver {
-  std::recursive_mutex mutex;
+  DriverLock mutex;
   std::vector<std::unique_ptr<Queue>> queues;
   struct Block {
     std::int64_t bytes;
@@ -109,19 +142,78 @@ class Access {
   }
 };
 
-// Runs the queue's work up to and including item `until`.
-void run_until(Queue& q, std::uint64_t until) {
-  if (q.finished >= until) return;
-  const Access access;
-  while (q.finished < until && !q.waiting.empty()) {
-    const Work work = std::move(q.waiting.front());
-    q.waiting.pop_front();
+// All levels of the lock that this thread holds: unlock() and lock() let others in while it waits.
+// Device memory that is accessible stays so: to change that for each wait would take most of the
+// time of a test with ranks.
+class Everything {
+ public:
+  void unlock() { levels_ = driver().mutex.release(); }
+  void lock() {
+    for (int i = 0; i < levels_; ++i) driver().mutex.lock();
+  }
+
+ private:
+  int levels_ = 0;
+};
+
+void run_one(Queue& q) {
+  const Work work = std::move(q.waiting.front());
+  q.waiting.pop_front();
+  q.running = true;
+  q.runner = std::this_thread::get_id();
+  const auto end = [&q] {
+    q.running = false;
     ++q.finished;
+    if (q.asleep > 0) q.ended.notify_all();
+  };
+  try {
     work();
+  } catch (...) {
+    end();
+    throw;
+  }
+  end();
+}
+
+// Runs the queue's work up to and including item `until`. Waits while another thread runs some of
+// it.
+void run_until(Queue& q, std::uint64_t until) {
+  if (q.finished < until) {
+    const Access access;
+    while (q.finished < until) {
+      if (q.running) {
+        if (q.runner == std::this_thread::get_id()) return;
+        Everything everything;
+        ++q.asleep;
+        q.ended.wait(everything);
+        --q.asleep;
+      } else if (q.waiting.empty()) {
+        break;
+      } else {
+        run_one(q);
+      }
+    }
+  }
+  if (q.error) std::rethrow_exception(std::exchange(q.error, nullptr));
+}
+
+// The thread of a queue with prompt work, which lives as long as the process.
+void run_promptly(Queue& q) {
+  const std::lock_guard lock(driver().mutex);
+  for (;;) {
+    while (q.finished >= q.prompt) {
+      Everything everything;
+      q.wanted.wait(everything);
+    }
+    try {
+      run_until(q, q.prompt);
+    } catch (...) {
+      q.error = std::current_exception();
+    }
   }
 }
 
-void submit(Queue& q, Work work) {
+void submit(Queue& q, Work work, bool prompt = false) {
   const std::lock_guard lock(driver().mutex);
   if (q.recording) {
     q.recording->push_back(std::move(work));
@@ -129,12 +221,19 @@ void submit(Queue& q, Work work) {
   }
   q.waiting.push_back(std::move(work));
   ++q.submitted;
-  if (emu::control.run_at_once) run_until(q, q.submitted);
+  if (prompt) {
+    q.prompt = q.submitted;
+    if (!std::exchange(q.has_thread, true)) std::thread([&q] { run_promptly(q); }).detach();
+    q.wanted.notify_all();
+  } else if (emu::control.run_at_once) {
+    run_until(q, q.submitted);
+  }
 }
 
 void synchronize_queues(int device) {
-  for (const auto& q : driver().queues)
-    if (q->device == device) run_until(*q, q->submitted);
+  // Others may create streams while it waits.
+  for (std::size_t i = 0; i < driver().queues.size(); ++i)
+    if (Queue& q = *driver().queues[i]; q.device == device) run_until(q, q.submitted);
 }
 
 bool is_pinned(const void* p) {
@@ -185,6 +284,20 @@ void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void*
 
 void emu::submit(void* stream, std::function<void()> work) {
   cuda::submit(cuda::queue_of(stream), std::move(work));
+}
+
+void emu::submit_promptly(void* stream, std::function<void()> work) {
+  cuda::submit(cuda::queue_of(stream), std::move(work), true);
+}
+
+void emu::while_others_run(const std::function<void()>& f) {
+  cuda::Everything everything;
+  everything.unlock();
+  struct Relock {
+    cuda::Everything& all;
+    ~Relock() { all.lock(); }
+  } const relock{everything};
+  f();
 }
 
 void emu::pass_time(double ms) {
@@ -261,7 +374,8 @@ void* allocate_pinned(std::int64_t bytes) {
 }
 void free_pinned(void* p) {
   const std::lock_guard lock(driver().mutex);
-  for (const auto& q : driver().queues) run_until(*q, q->submitted);
+  for (std::size_t i = 0; i < driver().queues.size(); ++i)
+    run_until(*driver().queues[i], driver().queues[i]->submitted);
   driver().pinned.erase(static_cast<char*>(p));
   std::free(p);
 }
@@ -291,7 +405,10 @@ void record_event(EventHandle e, StreamHandle s) {
                "event: made on cuda:{}, it must be recorded there, got a stream of cuda:{}",
                mark->device, queue_of(s).device);
   mark->captured = queue_of(s).recording != nullptr;
-  submit(queue_of(s), [mark] { mark->time = Clock::now() + driver().passed; });
+  // After prompt work the event is prompt, too: the host may ask whether it has happened.
+  const bool prompt = queue_of(s).submitted > 0 && queue_of(s).prompt == queue_of(s).submitted;
+  submit(
+      queue_of(s), [mark] { mark->time = Clock::now() + driver().passed; }, prompt);
   mark->queue = &queue_of(s);
   mark->number = queue_of(s).submitted;
 }

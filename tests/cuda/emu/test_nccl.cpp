@@ -3,8 +3,7 @@
 // emulated NCCL adds in rank order.
 #include <doctest/doctest.h>
 
-#include <chrono>
-#include <filesystem>
+#include <array>
 #include <string>
 #include <thread>
 
@@ -13,6 +12,7 @@
 #include "weft/cuda/emu/control.h"
 #include "weft/distributed/gpu_of_rank.h"
 #include "weft/distributed/nccl_world.h"
+#include "weft/io/file.h"
 #include "weft/tests/group_conformance.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
@@ -20,13 +20,28 @@
 namespace weft::distributed::nccl_test {
 namespace {
 
+using emu::NcclFault;
+
 Device gpu_of(int rank) { return {Device::Kind::cuda, static_cast<std::int16_t>(rank % 2)}; }
+
+// Ranks on one GPU must not wait for each other's kernels.
+class OwnStream {
+ public:
+  explicit OwnStream(Device device) : stream_(cuda::Stream::take(device)), scope_(stream_) {}
+  ~OwnStream() { stream_.give_back(); }
+  OwnStream(const OwnStream&) = delete;
+
+ private:
+  cuda::Stream stream_;
+  cuda::StreamScope scope_;
+};
 
 // f(world over NCCL, its device) on every rank.
 template <class F>
 void over_nccl(int ranks, F f, const WorldOptions& options = {}) {
   run_ranks(ranks, [&](World& bootstrap) {
     const Device gpu = gpu_of(bootstrap.rank());
+    const OwnStream stream(gpu);
     const auto world = nccl_world(bootstrap, gpu, options);
     f(*world, gpu);
   });
@@ -72,30 +87,45 @@ TEST_CASE("nccl: tensors must be on the rank's GPU") {
 
 TEST_CASE("nccl: a missing rank is reported after the timeout") {
   const test::TempFolder folder;
-  run_ranks(2, [&](World& bootstrap) {
-    const WorldOptions options{.timeout_s = 0.3, .dump_folder = folder.path()};
-    const auto world = nccl_world(bootstrap, gpu_of(bootstrap.rank()), options);
-    if (bootstrap.rank() == 0) {
-      const Tensor x = Tensor::ones({4}, DType::f32, gpu_of(0));
-      const std::string why =
-          "all_reduce 0 of group world sum f32 did not end within 0.3 s on rank 0: a rank did not "
-          "come";
-      CHECK(test::error_of([&] { world->all().all_reduce(x).wait(); }) == why);
-      CHECK(test::error_of([&] { world->all().barrier().wait(); }) == why);
-      CHECK(std::filesystem::exists(folder.path() + "/rank_0.txt"));
-    }
-    bootstrap.all().barrier().wait();
-  });
+  const std::string why =
+      "all_reduce 1 of group world sum f32 [2, 2] did not end within 0.3 s on rank 0: rank 1 did "
+      "not come: it has called nothing since all_reduce 0 of group world sum f32 [2, 2]";
+  CHECK(test::error_of([&] {
+          run_ranks(2, [&](World& bootstrap) {
+            const WorldOptions options{.timeout_s = 0.3, .dump_folder = folder.path()};
+            const auto world = nccl_world(bootstrap, gpu_of(bootstrap.rank()), options);
+            const Tensor x = Tensor::ones({2, 2}, DType::f32, gpu_of(bootstrap.rank()));
+            world->all().all_reduce(x).wait();
+            x.to(kCpu);
+            if (bootstrap.rank() == 0) {
+              world->all().all_reduce(x).wait();
+              x.to(kCpu);
+              CHECK(world->failure() == why);
+              CHECK(test::error_of([&] { world->all().barrier().wait(); }) == why);
+            }
+            // The hosts' world has failed, too.
+            CHECK(test::error_of([&] { bootstrap.all().barrier().wait(); }) == why);
+          });
+        }) == "no error");
+  const std::string dump = io::read_file(folder.path() + "/rank_0.txt");
+  CHECK(dump.starts_with(why + "\n"));
+  CHECK(dump.find("0 all_reduce 0 of group world sum f32 out 4 in 4 done ") != std::string::npos);
+  CHECK(dump.find("1 all_reduce 1 of group world sum f32 out 4 in 4 enqueued ") !=
+        std::string::npos);
 }
 
 TEST_CASE("nccl: a rank that throws stops the others at once") {
   std::string heard;
   CHECK(test::error_of([&] {
           over_nccl(2, [&](World& w, Device gpu) {
-            w.all().all_reduce(Tensor::ones({4}, DType::f32, gpu)).wait();
+            const Tensor x = Tensor::ones({4}, DType::f32, gpu);
+            w.all().all_reduce(x).wait();
             if (w.rank() == 1) throw Error("out of patience");
-            heard = test::error_of(
-                [&] { w.all().all_reduce(Tensor::ones({4}, DType::f32, gpu)).wait(); });
+            heard = test::error_of([&] {
+              w.all().all_reduce(x).wait();
+              x.to(kCpu);
+              w.check_well();
+            });
           });
         }) == "rank 1: out of patience");
   CHECK(heard == "rank 1: out of patience");
@@ -115,23 +145,135 @@ TEST_CASE("nccl: each rank gets its own GPU") {
   });
 }
 
-TEST_CASE("nccl: an NCCL error reaches the ranks") {
-  run_ranks(2, [&](World& bootstrap) {
-    const auto world = nccl_world(bootstrap, gpu_of(bootstrap.rank()));
-    const Tensor x = Tensor::ones({4}, DType::f32, gpu_of(bootstrap.rank()));
-    world->all().all_reduce(x).wait();
-    bootstrap.all().barrier().wait();
-    emu::nccl_failure = "remote process exited or there was a network error";
-    std::string error = "no error";
-    for (int i = 0; i < 200 && error == "no error"; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      error = test::error_of([&] { world->all().all_reduce(x).wait(); });
-    }
-    CHECK(error == message("rank {}: nccl: remote process exited or there was a network error",
-                           bootstrap.rank()));
-    bootstrap.all().barrier().wait();
-    emu::nccl_failure = nullptr;
+// What becomes of the calls of a test: `fault` for the call `number` of a communicator of `size`
+// ranks, on the rank of cuda:0.
+struct Plan {
+  NcclFault fault = NcclFault::none;
+  std::int64_t number = 0;
+  int size = 2;
+};
+Plan plan;
+
+// The plan applies while it exists.
+struct FaultScope {
+  explicit FaultScope(const Plan& p, int version = 22809) {
+    plan = p;
+    emu::nccl_version = version;
+    emu::nccl_fault = [](const emu::NcclCall& c) {
+      return c.device == 0 && c.number == plan.number && c.size == plan.size ? plan.fault
+                                                                             : NcclFault::none;
+    };
+  }
+  ~FaultScope() {
+    emu::nccl_fault = nullptr;
+    emu::nccl_version = 22809;
+  }
+  FaultScope(const FaultScope&) = delete;
+};
+
+// Both ranks call an all_reduce of the world and wait until they have the sum; returns their
+// errors.
+std::array<std::string, 2> errors_of_sum(const WorldOptions& options) {
+  std::array<std::string, 2> errors;
+  test::error_of([&] {
+    run_ranks(2, [&](World& bootstrap) {
+      errors[static_cast<std::size_t>(bootstrap.rank())] = test::error_of([&] {
+        const Device gpu = gpu_of(bootstrap.rank());
+        const auto world = nccl_world(bootstrap, gpu, options);
+        const Tensor x = Tensor::ones({4}, DType::f32, gpu);
+        world->all().all_reduce(x).wait();
+        CHECK(x.to(kCpu).numel() == 4);  // waits
+        world->check_well();
+      });
+    });
   });
+  return errors;
+}
+
+TEST_CASE("nccl: an error of NCCL reaches every rank") {
+  const FaultScope faults({.fault = NcclFault::error});
+  const auto errors = errors_of_sum({});
+  CHECK(errors[0] == "rank 0: nccl: remote process exited or there was a network error");
+  CHECK(errors[1] == errors[0]);
+}
+
+TEST_CASE("nccl: a rank that does not connect is reported, and so is a failure to") {
+  {
+    const FaultScope faults({.fault = NcclFault::hang, .number = -1});
+    const auto errors = errors_of_sum({.timeout_s = 0.3});
+    CHECK(errors[0].starts_with("connecting group world did not end within 0.3 s on rank "));
+    CHECK(errors[1] == errors[0]);
+  }
+  const FaultScope faults({.fault = NcclFault::error, .number = -1});
+  const auto errors = errors_of_sum({});
+  CHECK(errors[0].ends_with("remote process exited or there was a network error"));
+  CHECK(errors[1] == errors[0]);
+}
+
+TEST_CASE("nccl: a call that NCCL does not take over is reported") {
+  const FaultScope faults({.fault = NcclFault::block});
+  const auto errors = errors_of_sum({.timeout_s = 0.3});
+  CHECK(errors[0].find("did not end within 0.3 s on rank ") != std::string::npos);
+  CHECK(errors[1] == errors[0]);
+}
+
+// The first communicator is aborted while a kernel of the second one hangs.
+TEST_CASE("nccl: all communicators are aborted, whichever hangs, and others hear it meanwhile") {
+  for (const int version : {22809, 22000}) {
+    CAPTURE(version);
+    const FaultScope faults({.fault = NcclFault::hang, .number = 0, .size = 1}, version);
+    CHECK(test::error_of([] {
+            run_ranks(1, [](World& bootstrap) {
+              const auto world = nccl_world(bootstrap, gpu_of(0), {.timeout_s = 0.3});
+              const auto pair = world->group("pair", {0}), last = world->group("last", {0});
+              const Tensor x = Tensor::ones({4}, DType::f32, gpu_of(0));
+              pair->all_reduce(x).wait();
+              x.to(kCpu);  // waits until the kernel has been aborted
+              world->check_well();
+            });
+          }) ==
+          "all_reduce 0 of group pair sum f32 [4] did not end within 0.3 s on rank 0: every rank "
+          "came");
+  }
+}
+
+TEST_CASE("nccl: a rank that gives another shape is named") {
+  const FaultScope faults({.fault = NcclFault::hang});  // as NCCL may then
+  CHECK(test::error_of([] {
+          run_ranks(2, [](World& bootstrap) {
+            const Device gpu = gpu_of(bootstrap.rank());
+            const auto world =
+                nccl_world(bootstrap, gpu, {.timeout_s = bootstrap.rank() == 0 ? 0.3 : 600});
+            const Tensor x = Tensor::ones({4 + bootstrap.rank()}, DType::f32, gpu);
+            world->all().all_reduce(x).wait();
+            x.to(kCpu);
+            world->check_well();
+          });
+        }) ==
+        "all_reduce 0 of group world sum f32 [4] did not end within 0.3 s on rank 0: rank 1 "
+        "called all_reduce 0 of group world sum f32 [5]");
+}
+
+TEST_CASE("nccl: one communicator fails alone, and the whole job with it") {
+  const FaultScope faults({.fault = NcclFault::error, .size = 1});
+  std::string heard[2];
+  test::error_of([&] {
+    run_ranks(2, [&](World& bootstrap) {
+      const Device gpu = gpu_of(bootstrap.rank());
+      const auto world = nccl_world(bootstrap, gpu);
+      const auto alone = world->group("alone", {0});
+      const Tensor x = Tensor::ones({4}, DType::f32, gpu);
+      heard[bootstrap.rank()] = test::error_of([&] {
+        if (alone) alone->all_reduce(x).wait();
+        for (;;) {
+          world->all().all_reduce(x, Reduce::max).wait();
+          std::this_thread::yield();
+        }
+      });
+    });
+  });
+  CHECK(heard[0] == "rank 0: nccl: remote process exited or there was a network error");
+  CHECK(heard[1] == heard[0]);
 }
 
 TEST_CASE("nccl: nccl_world refuses other devices") {
