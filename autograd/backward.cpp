@@ -46,6 +46,11 @@ GradientSum Backward::accumulator(int i, const Shape& shape, DType dtype, bool c
       (sum.to.dtype() == dtype || (can_be_f32 && is_half(dtype) && sum.to.dtype() == DType::f32))) {
     s.in_main = true;
     sum.adds = detail::continue_main_grad(*leaf);
+  } else if (s.wide && !Tape::current() &&
+             ((can_be_f32 && is_half(dtype)) || dtype == DType::f32)) {
+    sum.adds = s.grad.defined();
+    if (!sum.adds) s.grad = Tensor::empty(shape, DType::f32, s.device);
+    sum.to = s.grad;
   } else if (tape.can_add_in_place(s) && s.grad.shape() == shape && s.grad.dtype() == dtype) {
     sum.to = s.grad;
   } else {
@@ -58,7 +63,9 @@ GradientSum Backward::accumulator(int i, const Shape& shape, DType dtype, bool c
 DType Backward::sum_dtype(int i, DType dtype) const {
   if (!needs(i) || !is_half(dtype)) return dtype;
   Tape& tape = tape_->holder(inputs_[i]);
-  const Tensor* const leaf = tape.leaf_to_fill(tape.slot(inputs_[i]));
+  const Tape::Slot& s = tape.slot(inputs_[i]);
+  if (s.wide) return DType::f32;
+  const Tensor* const leaf = tape.leaf_to_fill(s);
   const Tensor main = leaf ? leaf->main_grad() : Tensor();
   return main.defined() && main.is_contiguous() && main.dtype() == DType::f32 ? DType::f32 : dtype;
 }
@@ -72,6 +79,15 @@ void Backward::add_wide(int i, const Tensor& dx, DType dtype) {
     dispatch<cpu::add_scaled, cuda::add_scaled>(dx, 1.0, sum.to);
   } else {
     dispatch<cpu::copy, cuda::copy>(dx, sum.to);
+  }
+}
+
+void Backward::sum_in_f32(const Tensor& y) {
+  for (Tape* tape = Tape::current(); tape; tape = tape->outer()) {
+    if (tape->mode_ != Tape::Mode::recording) continue;  // a replay records it again
+    Tape::Slot& s = tape->slot(y.impl()->tape_id);
+    s.wide = true;
+    s.device = y.device();
   }
 }
 
@@ -105,6 +121,7 @@ bool Tape::can_add_in_place(Slot& s) const {
 }
 
 void Tape::accumulate(Slot& s, const char* op, Tensor dx) {
+  if (s.wide && is_half(dx.dtype())) dx = cast(dx, DType::f32);
   const bool in_place = can_add_in_place(s);
   if (!s.grad.defined()) {
     s.grad = std::move(dx);

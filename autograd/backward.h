@@ -114,9 +114,12 @@ class Backward {
   /// or its shape or dtype differs (add() then reports that). `can_be_f32`: for bf16 and
   /// f16 a main_grad() of f32 will do too.
   GradientSum accumulator(int i, const Shape& shape, DType dtype, bool can_be_f32 = false);
-  /// f32 where input i is a leaf of 16 bits with an f32 main_grad(), to which add_wide() adds; else
-  /// dtype.
+  /// f32 where input i is a leaf of 16 bits with an f32 main_grad(), to which add_wide() adds, or
+  /// was given to sum_in_f32(); else dtype.
   DType sum_dtype(int i, DType dtype) const;
+  /// Makes backward sum the gradient of y in f32 and give it to y's op in f32: ops that can write a
+  /// main_grad() of f32 write it unrounded. y: a 16-bit output of the op that was recorded last.
+  static void sum_in_f32(const Tensor& y);
   /// Call this in a backward that runs a fused kernel.
   /// Throws Error if an outer tape is recording: it could not differentiate the kernel.
   void once_differentiable() const;

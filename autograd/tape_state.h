@@ -30,6 +30,8 @@ struct Tape::Slot {
   bool wanted = false;     ///< collect() returns it: keep it after its node has run
   bool in_main = false;    ///< a kernel has already written the leaf's main_grad()
   bool continued = false;  ///< accumulation started from the leaf's grad() of earlier passes
+  bool wide = false;       ///< of 16 bits, with a sum in f32 on this device
+  Device device = {};
 };
 
 /// A tensor that no recorded op produced, identified by its address; the tape holds a handle. The

@@ -5,6 +5,7 @@
 #include "weft/bench/comm_cost.h"
 #include "weft/bench/comm_trace.h"
 #include "weft/bench/harness.h"
+#include "weft/bench/start_up.h"
 #include "weft/distributed/flight_recorder.h"
 #include "weft/train/command_line.h"
 
@@ -18,7 +19,8 @@ struct Settings {
   std::int64_t devices = 8;
   double base_us = 6.6, hop_us = 0.6, hop_across_us = 2.7;
   double inside = 450, across = 50;  // 1e9 bytes/s
-  bool trees = false, lanes = false;
+  bool trees = false, lanes = false, start_up = false;
+  ConnectCost connect;
   double tflops = 989, utilisation = 0.4;
 };
 
@@ -54,6 +56,12 @@ bool parse(std::vector<std::string> args, Settings& s) {
   line.add("--lanes", s.lanes,
            "collectives of different groups overlap, each with the full bandwidth; backends do not "
            "do this yet");
+  line.add(
+      "--start-up", s.start_up,
+      "print what connects 8 to 4096 ranks and a prediction of the time, with --dp as large as "
+      "needed, and no step");
+  line.add("--connect-ms", s.connect.base_ms, "milliseconds of a communicator's creation");
+  line.add("--connect-rank-ms", s.connect.rank_ms, "the same for each of its ranks");
   line.add("--tflops", s.tflops, "1e12 operations/s of a device at its peak (bf16, dense)");
   line.add("--utilisation", s.utilisation, "fraction of the peak that compute alone reaches");
   line.add("--json", s.json, "file for the rows");
@@ -67,10 +75,31 @@ bool parse(std::vector<std::string> args, Settings& s) {
     check(value > 0, "{}: must be above 0, got {}", flag, value);
   for (const auto& [flag, value] : {std::pair{"--base-us", s.base_us},
                                     {"--hop-us", s.hop_us},
-                                    {"--hop-across-us", s.hop_across_us}})
+                                    {"--hop-across-us", s.hop_across_us},
+                                    {"--connect-ms", s.connect.base_ms},
+                                    {"--connect-rank-ms", s.connect.rank_ms}})
     check(value >= 0, "{}: must be at least 0, got {}", flag, value);
   check(s.utilisation <= 1, "--utilisation: must be at most 1, got {}", s.utilisation);
   return true;
+}
+
+void print_start_up(Settings s, examples::GptOptions options) {
+  s.connect.hop_us = s.hop_across_us;
+  std::printf("%-6s | %28s | %28s\n%-6s | %9s %9s %8s | %9s %9s %8s\n", "", "each list when made",
+              "as Weft does", "ranks", "a rank", "in a row", "seconds", "a rank", "in a row",
+              "seconds");
+  for (const int ranks : {8, 64, 512, 1024, 4096}) {
+    const std::int64_t tp = options.parallel.tp,
+                       etp = options.parallel.etp ? options.parallel.etp : tp;
+    if (ranks % tp != 0 || ranks % (options.parallel.ep * etp) != 0) continue;
+    options.parallel.dp = ranks / options.parallel.tp;
+    options.batch = options.parallel.dp * std::max<std::int64_t>(options.micro_batch, 1);
+    const StartUp eager = eager_start_up(ranks, train::degrees_of(options), s.connect),
+                  own = start_up(options, s.connect);
+    std::printf("%-6d | %9d %9lld %8.1f | %9d %9lld %8.1f\n", ranks, eager.communicators,
+                static_cast<long long>(eager.one_by_one), eager.seconds, own.communicators,
+                static_cast<long long>(own.one_by_one), own.seconds);
+  }
 }
 
 struct Total {
@@ -154,7 +183,10 @@ int run(int argc, char** argv) {
   check(options.machine.device == "meta", "--device: must be meta, got {}", options.machine.device);
   if (options.model.vocab == 0) options.model.vocab = 256;
   options.gpt().validate();
-  estimate(settings, options);
+  if (settings.start_up)
+    print_start_up(settings, options);
+  else
+    estimate(settings, options);
   return 0;
 }
 

@@ -92,7 +92,7 @@ if(WEFT_EXAMPLES)
 endif()
 if(TARGET tests_bench)
   target_sources(tests_bench PRIVATE $<TARGET_OBJECTS:weft_gpt> bench/comm_cost.cpp
-    bench/comm_timeline.cpp bench/comm_trace.cpp)
+    bench/comm_timeline.cpp bench/comm_trace.cpp bench/start_up.cpp)
 endif()
 if(TARGET tests_examples)
   target_sources(tests_examples PRIVATE $<TARGET_OBJECTS:weft_gpt>)
@@ -202,11 +202,12 @@ endif()
 
 # Ranks as processes; ThreadSanitizer runs only some of these tests.
 if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
-  foreach(program bits fault)
+  foreach(program bits fault rules)
     add_executable(mpi_${program}_program tests/mpi_${program}_program.cpp)
     target_link_libraries(mpi_${program}_program PRIVATE weft weft_flags)
   endforeach()
   target_link_libraries(mpi_fault_program PRIVATE MPI::MPI_CXX)
+  target_link_libraries(mpi_rules_program PRIVATE MPI::MPI_CXX)
   set_source_files_properties(tests/distributed/test_mpi_world.cpp PROPERTIES COMPILE_DEFINITIONS
     WEFT_WITH_MPI=1)
   set(run_ranks ${PROJECT_SOURCE_DIR}/scripts/run_ranks.sh)

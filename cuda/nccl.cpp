@@ -66,6 +66,10 @@ Comm connect(const Id& id, int rank, int ranks) {
   return comm;
 }
 
+void split(Comm parent, int color, int key, Comm& made) {
+  ok(library().split(parent, color, key, &made, nullptr), "ncclCommSplit", parent);
+}
+
 bool ready(Comm comm) {
   Status status = kOk;
   ok(library().failure(comm, &status), "ncclCommGetAsyncError", comm);

@@ -22,6 +22,7 @@ static_assert(kU8 == ncclUint8 && kI32 == ncclInt32 && kI64 == ncclInt64 && kF16
               kF32 == ncclFloat32 && kF64 == ncclFloat64 && kBf16 == ncclBfloat16);
 static_assert(static_cast<int>(Reduce::sum) == ncclSum &&
               static_cast<int>(Reduce::max) == ncclMax && static_cast<int>(Reduce::min) == ncclMin);
+static_assert(kNoColor == NCCL_SPLIT_NOCOLOR);
 
 // Whether a value is passed in the same way: pointers, integers and enumerations of one size, and
 // structures of one size.
@@ -41,6 +42,7 @@ constexpr Library kNone{};
 static_assert(same_call(kNone.version, decltype(&ncclGetVersion){}) &&
               same_call(kNone.make_id, decltype(&ncclGetUniqueId){}) &&
               same_call(kNone.connect, decltype(&ncclCommInitRankConfig){}) &&
+              same_call(kNone.split, decltype(&ncclCommSplit){}) &&
               same_call(kNone.disconnect, decltype(&ncclCommDestroy){}) &&
               same_call(kNone.abort, decltype(&ncclCommAbort){}) &&
               same_call(kNone.failure, decltype(&ncclCommGetAsyncError){}) &&
@@ -86,6 +88,7 @@ Library load() {
                "cuda: libnccl must be at least version {}, got {}", kOldest, version);
   find(l.make_id, "ncclGetUniqueId");
   find(l.connect, "ncclCommInitRankConfig");
+  find(l.split, "ncclCommSplit");
   find(l.disconnect, "ncclCommDestroy");
   find(l.abort, "ncclCommAbort");
   l.revoke = reinterpret_cast<decltype(l.revoke)>(dlsym(file, "ncclCommRevoke"));

@@ -27,6 +27,7 @@ struct Library {
   Status (*version)(int*);
   Status (*make_id)(Id*);
   Status (*connect)(Comm*, int size, Id, int rank, Config*);
+  Status (*split)(Comm, int color, int key, Comm*, Config*);
   Status (*disconnect)(Comm);
   Status (*abort)(Comm);
   Status (*revoke)(Comm, int flags);  ///< null before 2.28

@@ -123,6 +123,10 @@ std::string compiled_code() { return WEFT_CUDA_CODE; }
 std::int64_t total_memory(int index) {
   return static_cast<std::int64_t>(properties_of(index).totalGlobalMem);
 }
+std::string unique_id(int index) {
+  const cudaUUID_t id = properties_of(index).uuid;
+  return {id.bytes, id.bytes + sizeof id.bytes};
+}
 std::string pci_address(int index) {
   char text[32] = {};
   ok(cudaDeviceGetPCIBusId(text, sizeof text, index), "cudaDeviceGetPCIBusId");

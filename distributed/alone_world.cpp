@@ -1,19 +1,15 @@
 #include "weft/autograd/tape.h"
+#include "weft/distributed/alone_channel.h"
 #include "weft/distributed/operation.h"
 #include "weft/distributed/world.h"
 
 namespace weft::distributed {
 namespace {
 
-/// A rank receives what it sends, at once.
-class AloneChannel : public Channel {
+class AnyDevice : public AloneChannel {
  public:
-  using Channel::Channel;
-  void run(Operation& op) override {
-    if (!op.in.defined() || !op.out.defined() || op.in.is_meta()) return;
-    const NoGradGuard off;
-    if (!op.in.same(op.out)) op.out.view({-1}).copy_(op.in.view({-1}));
-  }
+  AnyDevice(const std::string& name, const std::vector<int>& ranks)
+      : AloneChannel(name, ranks, kCpu) {}
   bool takes(Device) const override { return true; }
 };
 
@@ -24,13 +20,18 @@ class AloneWorld : public World {
   const char* backend() const override { return "alone"; }
 
  protected:
-  std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,
-                                int rank_in_group, int) override {
-    return std::make_shared<AloneChannel>(name, ranks, rank_in_group);
+  std::shared_ptr<Channel> open(const GroupCall& call) override {
+    return call.list >= 0 ? std::make_shared<AnyDevice>(call.name, call.ranks()) : nullptr;
   }
 };
 
 }  // namespace
+
+void AloneChannel::run(Operation& op) {
+  if (!op.in.defined() || !op.out.defined() || op.in.is_meta()) return;
+  const NoGradGuard off;
+  if (!op.in.same(op.out)) op.out.view({-1}).copy_(op.in.view({-1}));
+}
 
 std::unique_ptr<World> World::alone() { return std::make_unique<AloneWorld>(); }
 

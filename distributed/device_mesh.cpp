@@ -129,8 +129,7 @@ DeviceMesh::DeviceMesh(World& world, const Degrees& degrees)
     : world_(world), degrees_(settle(world.size(), degrees)) {
   for (const std::string& name : mesh_group_names()) {
     if (name == "world") continue;  // exists already
-    for (const std::vector<int>& ranks : rank_lists(world.size(), degrees_, name))
-      if (auto mine = world.group(name, ranks)) groups_[name] = std::move(mine);
+    groups_[name] = world.split(name, rank_lists(world.size(), degrees_, name));
   }
 }
 

@@ -28,8 +28,6 @@ struct Degrees {
 /// world size.
 Degrees settle(int world_size, Degrees degrees);
 
-using RankLists = std::vector<std::vector<int>>;
-
 /// Ranks numbered along several axes, the first varying fastest.
 class RankGrid {
  public:
@@ -64,7 +62,9 @@ RankLists rank_lists(int world_size, const Degrees& degrees, std::string_view na
 ///   tp_ep, tp_ep_pp     etp and ep, and pp
 ///   world
 ///
-/// Groups of one rank exist too; their collectives do nothing.
+/// Groups of one rank exist too; their collectives do nothing. Making a mesh communicates nothing:
+/// over NCCL the ranks of a name are connected at its first collective, which every rank of the
+/// world must reach, in the same order for all names.
 class DeviceMesh {
  public:
   /// Called by every rank with the same degrees. Throws Error where settle() does.

@@ -1,3 +1,7 @@
+#include <memory>
+#include <utility>
+
+#include "weft/distributed/communicator_plan.h"
 #include "weft/distributed/world.h"
 
 namespace weft::distributed {
@@ -5,9 +9,18 @@ namespace {
 
 class FakeChannel : public Channel {
  public:
-  using Channel::Channel;
-  void run(Operation&) override {}
+  FakeChannel(const GroupCall& call, std::shared_ptr<CommunicatorPlan> plan)
+      : Channel(call.name, call.ranks(), call.rank), lists_(call.lists), plan_(std::move(plan)) {}
+  void run(Operation&) override {
+    if (!lists_) return;
+    plan_->use(lists_);
+    lists_.reset();
+  }
   bool takes(Device) const override { return true; }
+
+ private:
+  std::shared_ptr<const RankLists> lists_;  // until the first collective
+  const std::shared_ptr<CommunicatorPlan> plan_;
 };
 
 class FakeWorld : public World {
@@ -17,12 +30,17 @@ class FakeWorld : public World {
   }
   ~FakeWorld() override { stop(); }
   const char* backend() const override { return "fake"; }
+  int communicators() const override { return plan_->size(); }
 
  protected:
-  std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,
-                                int rank_in_group, int) override {
-    return std::make_shared<FakeChannel>(name, ranks, rank_in_group);
+  std::shared_ptr<Channel> open(const GroupCall& call) override {
+    if (call.number == 0 || !CommunicatorPlan::can_wait(*call.lists, size()))
+      plan_->use(call.lists);
+    return call.list >= 0 ? std::make_shared<FakeChannel>(call, plan_) : nullptr;
   }
+
+ private:
+  const std::shared_ptr<CommunicatorPlan> plan_ = std::make_shared<CommunicatorPlan>();
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -14,12 +15,6 @@
 namespace weft::distributed {
 namespace {
 
-std::string host_name() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 // A hash of each rank's text, in rank order.
 std::vector<std::int64_t> from_all(World& world, const std::string& own) {
   const Tensor in = Tensor::zeros({1}, DType::i64);
@@ -31,25 +26,40 @@ std::vector<std::int64_t> from_all(World& world, const std::string& own) {
 
 }  // namespace
 
+Machine this_machine() {
+  Machine own;
+  // Machines of a cluster may have one host name, and containers of one machine several.
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> own.name;
+  if (own.name.empty()) {
+    char name[256] = {};
+    gethostname(name, sizeof name - 1);
+    own.name = name;
+  }
+  if constexpr (kWithCuda)
+    for (int i = 0; i < cuda::device_count(); ++i) own.gpus.push_back(cuda::rt::unique_id(i));
+  return own;
+}
+
 Device gpu_of_rank(World& world, bool alone) {
-  Device device{Device::Kind::cuda, 0};
-  cuda::check_device(device);
-  const std::vector<std::int64_t> hosts = from_all(world, host_name());
+  cuda::check_device({Device::Kind::cuda, 0});
+  return gpu_of_rank(world, alone, this_machine());
+}
+
+Device gpu_of_rank(World& world, bool alone, const Machine& machine) {
+  const std::vector<std::int64_t> machines = from_all(world, machine.name);
   const auto me = static_cast<std::size_t>(world.rank());
-  int before = 0;  // ranks of this machine
-  for (std::size_t r = 0; r < me; ++r) before += hosts[r] == hosts[me];
-  device.index = static_cast<std::int16_t>(before % cuda::device_count());
-  // Compare PCI addresses: a launcher may show each rank its own GPU as device 0.
-  std::string place;
-  if constexpr (kWithCuda) place = cuda::rt::pci_address(device.index);
-  const std::vector<std::int64_t> gpus = from_all(world, host_name() + " " + place);
+  std::size_t before = 0;  // ranks of this machine
+  for (std::size_t r = 0; r < me; ++r) before += machines[r] == machines[me];
+  const std::size_t own = before % machine.gpus.size();
+  // Compare the GPUs themselves: a launcher may show each rank its own GPU as device 0.
+  const std::vector<std::int64_t> gpus = from_all(world, machine.name + " " + machine.gpus[own]);
   for (std::size_t b = 0; alone && b < gpus.size(); ++b)
     for (std::size_t a = 0; a < b; ++a)
       check(gpus[a] != gpus[b],
             "nccl: ranks {} and {} would share a GPU, and each needs its own; start no more ranks "
             "on a machine than it has GPUs, or use another backend",
             a, b);
-  return device;
+  return {Device::Kind::cuda, static_cast<std::int16_t>(own)};
 }
 
 }  // namespace weft::distributed

@@ -6,6 +6,7 @@
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/distributed/sum_ranks.h"
+#include "weft/distributed/tree.h"
 
 namespace weft::distributed {
 namespace {
@@ -94,6 +95,8 @@ void MpiChannel::carry_out(Operation& op) {
     ;  // only the comparison
   else if (op.kind == Collective::all_reduce || op.kind == Collective::reduce_scatter)
     reduce(op);
+  else if (op.kind == Collective::broadcast)
+    broadcast(op);
   else
     move(op);
   job_->wait([&] {
@@ -164,7 +167,8 @@ void MpiChannel::reduce(Operation& op) {
     }
     if (!all) continue;
     const Batch sums = k % 2 ? kSums2 : kSums;
-    wait(op, {sums});
+    // In place, the sums of the other shards arrive where this rank's parts of them were sent from.
+    wait(op, {sums, k % 2 ? kSendParts2 : kSendParts});
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
       send(r, sum, elements(rank(), k) * width, sums);
@@ -174,15 +178,31 @@ void MpiChannel::reduce(Operation& op) {
   }
 }
 
+// Down a binomial tree, in pieces: a rank passes a piece on while the next one arrives.
+void MpiChannel::broadcast(Operation& op) {
+  const std::int64_t bytes = op.out.numel() * op.element_bytes();
+  char* const data = bytes_of(op.out, 0);
+  const int place = (rank() - op.from + size()) % size();
+  const auto at = [&](int other) { return (other + op.from) % size(); };
+  const auto piece = [&](std::int64_t begin) { return std::min(kPiece, bytes - begin); };
+  const auto expect = [&](std::int64_t begin) {
+    if (place > 0 && begin < bytes)
+      receive(at(tree_parent(place)), data + begin, piece(begin),
+              begin / kPiece % 2 ? kParts2 : kParts);
+  };
+  expect(0);
+  for (std::int64_t begin = 0; begin < bytes; begin += kPiece) {
+    expect(begin + kPiece);
+    const bool odd = begin / kPiece % 2;
+    const Batch sends = odd ? kSendParts2 : kSendParts;
+    wait(op, {odd ? kParts2 : kParts, sends});
+    for_each_tree_child(place, size(),
+                        [&](int child) { send(at(child), data + begin, piece(begin), sends); });
+  }
+}
+
 void MpiChannel::move(Operation& op) {
   const auto width = static_cast<std::int64_t>(size_of(op.dtype()));
-  if (op.kind == Collective::broadcast) {
-    const std::int64_t bytes = op.out.numel() * width;
-    if (rank() != op.from) return receive(op.from, op.out.raw(), bytes, kData);
-    for (int r = 0; r < size(); ++r)
-      if (r != rank()) send(r, op.out.raw(), bytes, kData);
-    return;
-  }
   // Each rank gets all of `in`, or its own part of it. Start with the next rank, so that the ranks
   // do not all send to the same one.
   const bool gather = op.kind == Collective::all_gather;

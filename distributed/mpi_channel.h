@@ -41,6 +41,7 @@ class MpiChannel : public Channel {
   void carry_out(Operation& op);
   void pair(Operation& op);
   void reduce(Operation& op);
+  void broadcast(Operation& op);
   void move(Operation& op);
   void barrier();
 

@@ -26,6 +26,12 @@ int launched_ranks() {
   return 1;
 }
 
+bool prints_for_all() {
+  if (under_mpi()) return launched_rank() == 0;
+  const char* const rank = std::getenv("SLURM_PROCID");
+  return launched_ranks() <= 1 || !rank || std::atoi(rank) == 0;
+}
+
 bool under_mpi() { return launched_rank() >= 0; }
 
 #if WEFT_WITH_MPI
@@ -60,10 +66,9 @@ class MpiWorld : public World {
   std::int64_t bytes_moved() const { return job_->moved_bytes(); }
 
  protected:
-  std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,
-                                int rank_in_group, int number) override {
-    if (rank_in_group < 0) return nullptr;
-    return std::make_shared<MpiChannel>(name, ranks, rank_in_group, job_, number);
+  std::shared_ptr<Channel> open(const GroupCall& call) override {
+    if (call.list < 0) return nullptr;
+    return std::make_shared<MpiChannel>(call.name, call.ranks(), call.rank, job_, call.number);
   }
 
  private:
@@ -88,6 +93,11 @@ void meet_and_end(const std::string& error, const MpiJob::Print& print) {
   const std::string line = message("rank {}: {}", launched_rank(), error);
   try {
     MpiJob job({.timeout_s = 10}, [&] { print(line); });
+    // Ranks that MPI does not connect cannot meet, and all have the same error: see mpi_world().
+    if (job.messages().size() < launched_ranks()) {
+      if (prints_for_all()) print(error);
+      return;
+    }
     job.give_up(error);
     job.finish(print);
   } catch (const std::exception&) {
@@ -99,6 +109,14 @@ void meet_and_end(const std::string& error, const MpiJob::Print& print) {
 
 std::unique_ptr<World> mpi_world(const WorldOptions& options) {
   const auto job = std::make_shared<MpiJob>(options);
+  // Each process would be rank 0 of a job of its own. More than the launcher says is harmless: a
+  // launch in several parts knows its own part only.
+  const int size = job->messages().size();
+  check(size >= launched_ranks(),
+        "mpi_world: the launcher started {} processes, and MPI connects {} of them; use the mpirun "
+        "of the MPI library that the program is linked with, or srun with its plugin, such as "
+        "--mpi=pmix",
+        launched_ranks(), size);
   set_default_threads(job->messages().processors());
   return std::make_unique<MpiWorld>(job, options);
 }
@@ -109,7 +127,7 @@ void end_with_error(std::unique_ptr<World> world, const std::string& error,
     mpi->end_with_error(error, print);
   else if (!world && under_mpi())
     meet_and_end(error, print);
-  else
+  else if (world || prints_for_all())
     print(error);
 }
 
@@ -128,7 +146,7 @@ std::unique_ptr<World> mpi_world(const WorldOptions&) {
 
 void end_with_error(std::unique_ptr<World>, const std::string& error,
                     const std::function<void(const std::string&)>& print) {
-  if (launched_rank() <= 0) print(error);  // the ranks cannot meet; all fail the same way
+  if (prints_for_all()) print(error);  // the ranks cannot meet; all fail the same way
 }
 
 std::int64_t mpi_bytes_moved(const World& world) {

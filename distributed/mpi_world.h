@@ -14,6 +14,9 @@ bool under_mpi();
 int launched_rank();
 /// Number of processes that the launcher started; 1 if it does not say.
 int launched_ranks();
+/// Whether this process is to print what all processes of a launch would print alike. Without MPI
+/// they cannot agree, but srun numbers them.
+bool prints_for_all();
 
 /// Ends a rank with an error that nothing has printed yet, and prints that error once per job
 /// instead of once per rank. Calls `print` with the bare error when all ranks end with it or it
@@ -36,8 +39,8 @@ void end_with_error(std::unique_ptr<World> world, const std::string& error,
 /// When the job fails (a rank was stopped, died, ended, or made a different call), Work::wait()
 /// throws Error (Fault::system) on every rank. A process that ends after that has a nonzero status
 /// and ends the other ranks too.
-/// Throws Error in a library built without MPI, and when MPI does not allow calls from several
-/// threads.
+/// Throws Error in a library built without MPI, when MPI does not allow calls from several threads,
+/// and when it connects fewer processes than the launcher started.
 std::unique_ptr<World> mpi_world(const WorldOptions& options = {});
 
 /// Bytes of tensor data that this rank has passed to MPI for other ranks; CommStats::bytes_sent

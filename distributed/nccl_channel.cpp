@@ -1,4 +1,5 @@
 #include "weft/core/error.h"
+#include "weft/distributed/nccl_comms.h"
 #include "weft/distributed/nccl_job.h"
 #include "weft/distributed/operation.h"
 
@@ -40,15 +41,23 @@ void together(Calls calls) {
 
 }  // namespace
 
-NcclChannel::NcclChannel(const std::string& name, const std::vector<int>& ranks, int rank,
-                         std::shared_ptr<NcclJob> job, const nccl::Id& id)
-    : Channel(name, ranks, rank), job_(std::move(job)) {
-  comm_ = job_->connect(id, *this);
+NcclChannel::NcclChannel(const GroupCall& call, std::shared_ptr<NcclJob> job,
+                         std::shared_ptr<NcclComms> comms)
+    : Channel(call.name, call.ranks(), call.rank),
+      call_(call),
+      job_(std::move(job)),
+      comms_(std::move(comms)) {
+  job_->add_group(name(), ranks());
+}
+
+void NcclChannel::connect() {
+  comm_ = comms_->of(call_);
   token_ = Tensor::zeros({1}, DType::f32, job_->device());
 }
 
 void NcclChannel::run(Operation& op) {
   if (op.out.defined() ? op.out.is_meta() : op.in.defined() && op.in.is_meta()) return;
+  if (!comm_) connect();
   job_->run(op, comm_, [&] { call(op); });
   op.enqueued = true;
 }

@@ -1,6 +1,8 @@
 #include "weft/distributed/nccl_job.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <utility>
 
 #include "weft/core/error.h"
@@ -47,8 +49,10 @@ std::string NcclJob::failure() const {
 }
 
 void NcclJob::check_well() const {
-  const std::lock_guard lock(mutex_);
-  check_system(failure_.empty(), "{}", failure_);
+  std::string why = failure();
+  // Another rank tells its failure before it aborts; the watcher may not have looked yet.
+  if (why.empty()) why = bootstrap_.failure();
+  check_system(why.empty(), "{}", why);
 }
 
 void NcclJob::fail(const std::string& why) {
@@ -61,30 +65,60 @@ void NcclJob::fail(const std::string& why) {
   if (recorder_ && !dump_folder_.empty()) recorder_->write(dump_folder_, rank_, failure_);
 }
 
-cuda::nccl::Comm NcclJob::connect(const cuda::nccl::Id& id, const Channel& group) {
+void NcclJob::add_group(const std::string& name, const std::vector<int>& ranks) {
+  const std::lock_guard lock(mutex_);
+  groups_[name] = ranks;
+}
+
+// begin(communicator) tells NCCL to make one and returns the one to wait for.
+template <class Make>
+cuda::nccl::Comm NcclJob::make(const std::string& group, Make begin) {
   cuda::detail::use_device(device_.index);
   const auto calls = [this](bool on) {
     const std::lock_guard lock(mutex_);
     if (on) check_system(failure_.empty(), "{}", failure_);
     calling_ = on;
   };
+  const auto keep = [this](cuda::nccl::Comm comm) {
+    const std::lock_guard lock(mutex_);
+    if (comm && std::find(comms_.begin(), comms_.end(), comm) == comms_.end())
+      comms_.push_back(comm);
+  };
+  const auto what = [&] { return "connecting group " + group; };
+  auto made = std::make_unique<cuda::nccl::Comm>();
   calls(true);
   try {
-    const cuda::nccl::Comm comm = cuda::nccl::connect(id, group.rank(), group.size());
-    {
-      const std::lock_guard lock(mutex_);
-      comms_.push_back(comm);
-      groups_[group.name()] = group.ranks();
-    }
-    wait_ready(comm, [&] { return "connecting group " + group.name(); });
+    const cuda::nccl::Comm awaited = begin(*made);
+    keep(awaited);
+    wait_ready(awaited, what);
+    check_well();
+    keep(*made);
+    if (*made && *made != awaited) wait_ready(*made, what);
     calls(false);
-    return comm;
+    return *made;
   } catch (const Error& e) {
+    made.release();  // a thread of NCCL may still write to it
     calls(false);
     fail(e.what());
     check_well();
     throw;
   }
+}
+
+cuda::nccl::Comm NcclJob::connect(const cuda::nccl::Id& id, int rank, int size) {
+  return make("world",
+              [&](cuda::nccl::Comm& made) { return made = cuda::nccl::connect(id, rank, size); });
+}
+
+cuda::nccl::Comm NcclJob::split(cuda::nccl::Comm world, int color, int key,
+                                const std::string& group) {
+  check_well();
+  stream_.synchronize();  // NCCL may deadlock when it splits a communicator that is in use
+  check_well();
+  return make(group, [&](cuda::nccl::Comm& made) {
+    cuda::nccl::split(world, color, key, made);
+    return world;
+  });
 }
 
 // NCCL takes most calls over at once. Connecting waits for other ranks, and so may the first

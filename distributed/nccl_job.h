@@ -34,8 +34,14 @@ class NcclJob {
   cuda::rt::StreamHandle stream() const { return stream_.handle(); }
   /// Sets the flight recorder that holds the rank's operations, by number.
   void set_recorder(std::shared_ptr<FlightRecorder> recorder);
-  /// Connects a communicator for this group. Throws Error if that fails or lasts too long.
-  cuda::nccl::Comm connect(const cuda::nccl::Id& id, const Channel& group);
+  /// Sets the world ranks of a group, which reports on its collectives name.
+  void add_group(const std::string& name, const std::vector<int>& ranks);
+  /// Connects the communicator of the world, all of whose ranks call it. Throws Error if that fails
+  /// or lasts too long.
+  cuda::nccl::Comm connect(const cuda::nccl::Id& id, int rank, int size);
+  /// Splits the world's communicator for the groups of this name, when all earlier collectives have
+  /// ended: see cuda::nccl::split(). Throws Error as connect().
+  cuda::nccl::Comm split(cuda::nccl::Comm world, int color, int key, const std::string& group);
 
   /// Runs call(), which hands an operation to NCCL on stream(), ordered after the work already in
   /// the caller's stream. Throws Error when the job has failed.
@@ -77,6 +83,8 @@ class NcclJob {
   }
   void begin(const Operation& op);
   void end(const Operation& op);
+  template <class Make>
+  cuda::nccl::Comm make(const std::string& group, Make begin);
   void wait_ready(cuda::nccl::Comm comm, const std::function<std::string()>& what);
   void fail(const std::string& why);
   void watch();
@@ -107,11 +115,14 @@ class NcclJob {
   std::thread watcher_;
 };
 
-/// A group over NCCL. Each collective is one NCCL call or one grouped call.
+class NcclComms;
+
+/// A group over NCCL, connected at its first collective. Each collective is one NCCL call or one
+/// grouped call.
 class NcclChannel : public Channel {
  public:
-  NcclChannel(const std::string& name, const std::vector<int>& ranks, int rank,
-              std::shared_ptr<NcclJob> job, const cuda::nccl::Id& id);
+  NcclChannel(const GroupCall& call, std::shared_ptr<NcclJob> job,
+              std::shared_ptr<NcclComms> comms);
   void run(Operation& op) override;
   void finish(Operation& op) override;
   void check_well() override { job_->check_well(); }
@@ -123,9 +134,13 @@ class NcclChannel : public Channel {
   void reduce(const Operation& op);
   void all_to_all(const Operation& op);
 
+  void connect();
+
+  const GroupCall call_;
   std::shared_ptr<NcclJob> job_;
-  cuda::nccl::Comm comm_ = nullptr;
-  Tensor token_;  // operand of a barrier
+  std::shared_ptr<NcclComms> comms_;
+  cuda::nccl::Comm comm_ = nullptr;  // null until the first collective
+  Tensor token_;                     // operand of a barrier
 };
 
 }  // namespace weft::distributed

@@ -5,6 +5,8 @@
 #include "weft/core/error.h"
 
 #if WEFT_WITH_CUDA
+#include "weft/distributed/alone_channel.h"
+#include "weft/distributed/nccl_comms.h"
 #include "weft/distributed/nccl_job.h"
 #endif
 
@@ -19,6 +21,7 @@ class NcclWorld : public World {
   NcclWorld(World& bootstrap, Device device, const WorldOptions& options)
       : World(bootstrap.rank(), bootstrap.size(), options),
         bootstrap_(bootstrap),
+        device_(device),
         job_(std::make_shared<NcclJob>(device, bootstrap, options)),
         exceptions_(std::uncaught_exceptions()) {
     start(false);  // no communication thread: collectives run asynchronously on the GPU
@@ -38,22 +41,23 @@ class NcclWorld : public World {
     return own.empty() ? bootstrap_.failure() : own;
   }
   void fail(const std::string& why) override { bootstrap_.fail(why); }
+  int communicators() const override { return comms_->size(); }
 
  protected:
-  std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,
-                                int rank_in_group, int) override {
-    constexpr auto kBytes = static_cast<std::int64_t>(sizeof(cuda::nccl::Id));
-    cuda::nccl::Id id;
-    if (rank_in_group == 0) id = cuda::nccl::make_id();
-    const Tensor carried = Tensor::wrap(id.bytes, {kBytes}, DType::u8);
-    bootstrap_.all().broadcast(carried, ranks[0]).wait();
-    if (rank_in_group < 0) return nullptr;
-    return std::make_shared<NcclChannel>(name, ranks, rank_in_group, job_, id);
+  std::shared_ptr<Channel> open(const GroupCall& call) override {
+    if (call.number == 0) comms_ = std::make_shared<NcclComms>(bootstrap_, job_, call.lists);
+    if (!CommunicatorPlan::can_wait(*call.lists, size())) comms_->of(call);
+    if (call.list < 0) return nullptr;
+    if (call.ranks().size() == 1 && size() > 1)
+      return std::make_shared<AloneChannel>(call.name, call.ranks(), device_);
+    return std::make_shared<NcclChannel>(call, job_, comms_);
   }
 
  private:
   World& bootstrap_;
+  const Device device_;
   std::shared_ptr<NcclJob> job_;
+  std::shared_ptr<NcclComms> comms_;
   const int exceptions_;
 };
 

@@ -1,6 +1,7 @@
 #include "weft/distributed/operation.h"
 
 #include "weft/core/error.h"
+#include "weft/distributed/tree.h"
 
 namespace weft::distributed {
 namespace {
@@ -44,8 +45,11 @@ std::int64_t Operation::bytes_sent(int rank, int size) const {
     case Collective::reduce_scatter:
     case Collective::all_to_all:
       return width * sum_without(in_count, rank);
-    case Collective::broadcast:
-      return from == rank ? width * (size - 1) * in.numel() : 0;
+    case Collective::broadcast: {  // as over MPI: down a tree
+      std::int64_t children = 0;
+      for_each_tree_child((rank - from + size) % size, size, [&](int) { ++children; });
+      return width * children * in.numel();
+    }
     case Collective::exchange:
     case Collective::send:
       return to == rank ? 0 : width * in.numel();

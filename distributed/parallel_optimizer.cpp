@@ -70,6 +70,7 @@ class LocalOptimizer : public ParallelOptimizer {
         p.tensor.set_main_grad(Tensor::zeros(p.tensor.shape(), DType::f32, p.tensor.device()));
     }
     inner_ = optim::make(parameters, options);
+    first_lr_ = inner_->lr();
     zero_grad();  // zeros, but no gradients yet
   }
 
@@ -85,6 +86,7 @@ class LocalOptimizer : public ParallelOptimizer {
   void zero_grad() override { inner_->zero_grad(); }
   double lr() const override { return inner_->lr(); }
   void set_lr(double lr) override { inner_->set_lr(lr); }
+  double first_lr() const override { return first_lr_; }
   std::int64_t steps() const override { return inner_->steps(); }
   Tensor parameter_norm() const override { return inner_->parameter_norm(); }
   Tensor zero_gradients() const override {
@@ -110,6 +112,7 @@ class LocalOptimizer : public ParallelOptimizer {
 
  private:
   std::unique_ptr<optim::Optimizer> inner_;
+  double first_lr_ = 0;
 };
 
 }  // namespace
@@ -147,6 +150,7 @@ void RangeOptimizer::make(const optim::AnyOptions& options) {
       },
       own);
   inner_ = optim::make(std::move(values_), own);
+  first_lr_ = inner_->lr();
 }
 
 SlicedTensors RangeOptimizer::slices(bool all) const {
@@ -221,7 +225,16 @@ ChainedOptimizer::ChainedOptimizer(Ddp& ddp,
                                    std::vector<std::unique_ptr<ParallelOptimizer>> children)
     : ParallelOptimizer(&ddp), children_(std::move(children)) {
   check(!children_.empty(), "chained_optimizer: needs at least one optimizer, got none");
-  for (const auto& child : children_) ratios_.push_back(lr() > 0 ? child->lr() / lr() : 1);
+  const bool now = lr() > 0;
+  const double own = now ? lr() : first_lr();
+  for (const auto& child : children_) {
+    const double rate = now ? child->lr() : child->first_lr();
+    check(own > 0 || rate == 0,
+          "chained_optimizer: the first optimizer must be made with a learning rate above 0, to "
+          "which that of the others, {}, keeps its ratio",
+          rate);
+    ratios_.push_back(own > 0 ? rate / own : 1);
+  }
 }
 
 optim::StepResult ChainedOptimizer::step(const optim::GradClip& clip) {

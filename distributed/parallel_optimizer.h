@@ -51,6 +51,8 @@ class ParallelOptimizer {
 
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
+  /// The learning rate that it was made with.
+  virtual double first_lr() const = 0;
   virtual std::int64_t steps() const = 0;
   /// The norm of all parameters that this optimizer updates, over the whole job, counting each
   /// value once; of f32 master weights where there are any. One f64 on the device. One collective;
@@ -100,6 +102,7 @@ class RangeOptimizer : public ParallelOptimizer {
  public:
   double lr() const override { return inner_->lr(); }
   void set_lr(double lr) override { inner_->set_lr(lr); }
+  double first_lr() const override { return first_lr_; }
   std::int64_t steps() const override { return inner_->steps(); }
   SlicedTensors state() const override;
   void load_state(const ShardFiles& files) override;
@@ -124,6 +127,7 @@ class RangeOptimizer : public ParallelOptimizer {
   };
   SlicedTensors slices(bool all) const;
   void check_names(const ShardFiles& files, const StateDict& state) const;
+  double first_lr_ = 0;
   std::vector<Range> ranges_;
   NamedTensors values_;  ///< until make()
 };
@@ -136,15 +140,18 @@ std::unique_ptr<ParallelOptimizer> make_optimizer(Ddp& ddp, const optim::AnyOpti
 /// Several optimizers of different parameters as one, for example for dense parameters and experts.
 class ChainedOptimizer : public ParallelOptimizer {
  public:
-  /// Throws Error without children.
+  /// Throws Error without children, and if the first one has and was made with learning rate 0
+  /// where another one does not: then there is no ratio to keep.
   ChainedOptimizer(Ddp& ddp, std::vector<std::unique_ptr<ParallelOptimizer>> children);
   optim::StepResult step(const optim::GradClip& clip) override;
   void wait() override;
   void wait(const nn::Module& part) override;
   /// The learning rate of the first child.
   double lr() const override { return children_[0]->lr(); }
-  /// The other children keep the ratio to the first that they had at construction.
+  /// The other children keep the ratio to the first that they had at construction or, if the first
+  /// then had learning rate 0, as in a warm-up, that of the rates they were made with.
   void set_lr(double lr) override;
+  double first_lr() const override { return children_[0]->first_lr(); }
   std::int64_t steps() const override { return children_[0]->steps(); }
   SlicedTensors state() const override;
   void load_state(const ShardFiles& files) override;

@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "weft/core/error.h"
+#include "weft/distributed/agree.h"
 #include "weft/io/json.h"
 
 namespace weft::distributed {
 namespace {
 
 constexpr const char* kKey = "pieces";
+// Files kept open: a rank that reads what it has written needs one of each kind.
+constexpr std::size_t kOpen = 8;
 
 bool is_whole(const ShardSlice& p) {
   return p.spec.cuts.empty() && p.begin == 0 && p.end == p.spec.whole.numel();
@@ -126,7 +130,49 @@ io::FileSummary save_slices(const std::string& path, const SlicedTensors& slices
 }
 
 ShardFiles::ShardFiles(const std::vector<std::string>& paths) {
-  for (const std::string& path : paths) add_file(path);
+  for (const std::string& path : paths) add_file(path, io::SafetensorsFile::read_index(path));
+  sort_sources();
+}
+
+ShardFiles::ShardFiles(World& world, const std::vector<std::string>& paths) {
+  // Size of the file and length of the header, then the header, for each file.
+  constexpr std::size_t kNumber = sizeof(std::int64_t);
+  std::string all;
+  on_rank_0(world, [&] {
+    for (const std::string& path : paths) {
+      const io::SafetensorsIndex index = io::SafetensorsFile::read_index(path);
+      const std::int64_t numbers[] = {index.file_bytes,
+                                      static_cast<std::int64_t>(index.header.size())};
+      all.append(reinterpret_cast<const char*>(numbers), sizeof numbers);
+      all += index.header;
+    }
+  });
+  all = text_from(world, 0, all);
+  std::size_t at = 0;
+  for (const std::string& path : paths) {
+    std::int64_t numbers[2];
+    check_system(at + 2 * kNumber <= all.size(),
+                 "checkpoint: rank 0 lists other files than rank {}", world.rank());
+    std::memcpy(numbers, all.data() + at, sizeof numbers);
+    at += 2 * kNumber;
+    add_file(path, {numbers[0], all.substr(at, static_cast<std::size_t>(numbers[1]))});
+    at += static_cast<std::size_t>(numbers[1]);
+  }
+  sort_sources();
+}
+
+const io::SafetensorsFile& ShardFiles::opened(std::uint32_t file) const {
+  if (!files_[file].is_open()) {
+    if (open_.size() >= kOpen) {
+      files_[open_.front()].close();
+      open_.pop_front();
+    }
+    open_.push_back(file);
+  }
+  return files_[file];
+}
+
+void ShardFiles::sort_sources() {
   std::sort(sources_.begin(), sources_.end(), [this](const Source& a, const Source& b) {
     const int c = name(a).compare(name(b));
     return c != 0 ? c < 0 : a.file < b.file;
@@ -140,9 +186,10 @@ ShardFiles::ShardFiles(const std::vector<std::string>& paths) {
   }
 }
 
-void ShardFiles::add_file(const std::string& path) {
+void ShardFiles::add_file(const std::string& path, io::SafetensorsIndex index) {
   const auto number = static_cast<std::uint32_t>(files_.size());
-  const io::SafetensorsFile& file = files_.emplace_back(io::SafetensorsFile::open(path));
+  const io::SafetensorsFile& file =
+      files_.emplace_back(io::SafetensorsFile::of_index(path, std::move(index)));
   std::vector<std::uint32_t> described(file.size(), kWhole);
   if (const auto found = file.metadata().find(kKey); found != file.metadata().end()) {
     const std::string what = message("'{}': {}", path, kKey);
@@ -231,7 +278,7 @@ void ShardFiles::read_into(const std::string& name, const ShardSlice& slice,
         name, slice.end - slice.begin, out.numel());
   for (const Source& s : found) {
     if (!same(this->slice(s), slice)) continue;
-    const io::SafetensorsFile& file = files_[s.file];
+    const io::SafetensorsFile& file = opened(s.file);
     if (file.shape(name) == out.shape()) return file.read_into(name, out);
     out.copy_(file.tensor(name).view(out.shape()));
     return;
@@ -271,12 +318,12 @@ void ShardFiles::check_complete(const std::string& name, std::span<const Source>
 
 Tensor ShardFiles::whole(const std::string& name) const {
   const std::span<const Source> found = sources(name);
-  if (found.size() == 1 && is_whole(slice(found[0]))) return files_[found[0].file].tensor(name);
+  if (found.size() == 1 && is_whole(slice(found[0]))) return opened(found[0].file).tensor(name);
   check_complete(name, found);  // before allocating
   const Tensor out = Tensor::empty(whole_shape(found[0]), dtype(name));
   const auto width = static_cast<std::int64_t>(size_of(out.dtype()));
   for (const Source& s : found) {
-    const Tensor part = files_[s.file].tensor(name);
+    const Tensor part = opened(s.file).tensor(name);
     each_run(slice(s), [&](std::int64_t to, std::int64_t from, std::int64_t count) {
       std::memcpy(static_cast<char*>(out.raw()) + to * width,
                   static_cast<const char*>(part.raw()) + from * width,

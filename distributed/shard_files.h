@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "weft/core/tensor.h"
+#include "weft/distributed/world.h"
 #include "weft/io/safetensors.h"
 #include "weft/nn/shard_spec.h"
 
@@ -38,12 +39,15 @@ io::FileSummary save_slices(const std::string& path, const SlicedTensors& slices
                             const io::Metadata& metadata = {});
 
 /// The files of all ranks together. Reads tensors as if they had never been sharded, or sharded
-/// another way.
+/// another way. Keeps few files open, however many there are. Not for several threads at a time.
 class ShardFiles {
  public:
   /// Reads headers only; time and memory grow with these. Throws Error that names a damaged file,
   /// or two files that disagree about a tensor.
   explicit ShardFiles(const std::vector<std::string>& paths);
+  /// The same on every rank of the world, which call it together: rank 0 reads the headers, and the
+  /// others open only the files whose data they need.
+  ShardFiles(World& world, const std::vector<std::string>& paths);
 
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const;
@@ -75,7 +79,10 @@ class ShardFiles {
   };
   static constexpr std::uint32_t kWhole = UINT32_MAX;
 
-  void add_file(const std::string& path);
+  void add_file(const std::string& path, io::SafetensorsIndex index);
+  void sort_sources();
+  /// Opens the file for a read; closes the one that was opened longest ago if too many are.
+  const io::SafetensorsFile& opened(std::uint32_t file) const;
   std::string_view name(const Source& s) const { return files_[s.file].name(s.tensor); }
   Shape whole_shape(const Source& s) const;
   ShardSlice slice(const Source& s) const;
@@ -85,6 +92,7 @@ class ShardFiles {
   void check_complete(const std::string& name, std::span<const Source> sources) const;
 
   std::vector<io::SafetensorsFile> files_;
+  mutable std::deque<std::uint32_t> open_;  // files that may be open, oldest first
   std::deque<ShardSlice> slices_;
   std::vector<Source> sources_;  // sorted by name, then by file
 };

@@ -16,7 +16,9 @@ struct SharedRows {
 using SharedRowsList = std::shared_ptr<const std::vector<SharedRows>>;
 
 /// Returns x. Backward sums the gradient of each shared row over the ranks that hold it, such as a
-/// key head used by query heads of several ranks, with one all-reduce for all shared rows.
+/// key head used by query heads of several ranks, with one all-reduce for all shared rows. If x is
+/// a parameter of 16 bits with an f32 main_grad(), gradients are neither rounded nor summed in 16
+/// bits on their way there.
 ///
 /// Shapes   x (N, ...) with the rows of `mine`, which lie in [0, all) of the shared rows -> as x
 /// Dtypes   f32, f64, bf16, f16

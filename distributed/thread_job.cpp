@@ -9,10 +9,15 @@
 namespace weft::distributed {
 namespace {
 
-std::string list(const std::vector<int>& ranks) {
-  std::string text = "[";
-  for (const int r : ranks) text += message("{}{}", text.size() > 1 ? ", " : "", r);
-  return text + "]";
+// "[0, 1] [2, 3]"
+std::string list(const RankLists& lists) {
+  std::string text;
+  for (const std::vector<int>& ranks : lists) {
+    text += text.empty() ? "[" : " [";
+    for (std::size_t i = 0; i < ranks.size(); ++i) text += message("{}{}", i ? ", " : "", ranks[i]);
+    text += "]";
+  }
+  return text;
 }
 
 }  // namespace
@@ -49,7 +54,8 @@ void Job::leave(int rank) {
 void Job::wake_all() {
   const std::lock_guard lock(mutex_);
   for (const Called& g : groups_)
-    if (g.rendezvous) g.rendezvous->wake();
+    for (const auto& r : g.rendezvous)
+      if (r) r->wake();
 }
 
 void Job::set_answer(int rank, World::Answer answer) {
@@ -72,18 +78,20 @@ void Job::add_recorder(int rank, std::shared_ptr<const FlightRecorder> recorder)
   recorders_[static_cast<std::size_t>(rank)] = std::move(recorder);
 }
 
-std::shared_ptr<Rendezvous> Job::rendezvous(int rank, int number, const std::string& name,
-                                            const std::vector<int>& ranks) {
+std::shared_ptr<Rendezvous> Job::rendezvous(int rank, const GroupCall& call) {
   const std::lock_guard lock(mutex_);
-  if (number >= static_cast<int>(groups_.size()))
-    groups_.resize(static_cast<std::size_t>(number) + 1);
-  Called& g = groups_[static_cast<std::size_t>(number)];
-  if (!g.rendezvous) g = {rank, name, std::make_shared<Rendezvous>(*this, ranks)};
-  check(g.name == name && g.rendezvous->ranks() == ranks,
+  const auto number = static_cast<std::size_t>(call.number);
+  if (number >= groups_.size()) groups_.resize(number + 1);
+  Called& g = groups_[number];
+  if (g.rank < 0) g = {rank, call, std::vector<std::shared_ptr<Rendezvous>>(call.lists->size())};
+  check(g.call.name == call.name && *g.call.lists == *call.lists,
         "group: all ranks must make the same groups in the same order: rank {} made {} {}, rank {} "
         "{} {}",
-        g.rank, g.name, list(g.rendezvous->ranks()), rank, name, list(ranks));
-  return g.rendezvous;
+        g.rank, g.call.name, list(*g.call.lists), rank, call.name, list(*call.lists));
+  if (call.list < 0) return nullptr;
+  std::shared_ptr<Rendezvous>& own = g.rendezvous[static_cast<std::size_t>(call.list)];
+  if (!own) own = std::make_shared<Rendezvous>(*this, call.ranks());
+  return own;
 }
 
 Rendezvous::Rendezvous(Job& job, std::vector<int> ranks)

@@ -37,10 +37,9 @@ class Job {
   std::vector<std::string> ask(const std::string& question);
 
   void add_recorder(int rank, std::shared_ptr<const FlightRecorder> recorder);
-  /// The rendezvous of this call of World::group(). Throws Error when another rank made that call
-  /// with a different name or rank list.
-  std::shared_ptr<Rendezvous> rendezvous(int rank, int number, const std::string& name,
-                                         const std::vector<int>& ranks);
+  /// The rendezvous of this rank's list of a call of World::split(); null if it is in none. Throws
+  /// Error when another rank made that call with a different name or other lists.
+  std::shared_ptr<Rendezvous> rendezvous(int rank, const GroupCall& call);
 
  private:
   void wake_all();
@@ -56,10 +55,10 @@ class Job {
   std::vector<World::Answer> answers_;
   struct Called {
     int rank = -1;  // the first to call
-    std::string name;
-    std::shared_ptr<Rendezvous> rendezvous;
+    GroupCall call;
+    std::vector<std::shared_ptr<Rendezvous>> rendezvous;  // by list, as its ranks come
   };
-  std::vector<Called> groups_;  // by index of the group() call
+  std::vector<Called> groups_;  // by number of the call
 };
 
 /// Where the ranks of one group meet and see each other's operations. After all have arrived, a

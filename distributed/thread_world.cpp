@@ -30,12 +30,12 @@ class ThreadWorld : public World {
   std::vector<std::string> ask(const std::string& question) override { return job_->ask(question); }
 
  protected:
-  std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,
-                                int rank_in_group, int number) override {
-    if (number == 0) job_->add_recorder(rank(), shared_recorder());
-    auto rendezvous = job_->rendezvous(rank(), number, name, ranks);
-    if (rank_in_group < 0) return nullptr;
-    return std::make_shared<ThreadChannel>(name, ranks, rank_in_group, job_, std::move(rendezvous));
+  std::shared_ptr<Channel> open(const GroupCall& call) override {
+    if (call.number == 0) job_->add_recorder(rank(), shared_recorder());
+    auto rendezvous = job_->rendezvous(rank(), call);
+    if (!rendezvous) return nullptr;
+    return std::make_shared<ThreadChannel>(call.name, call.ranks(), call.rank, job_,
+                                           std::move(rendezvous));
   }
 
  private:

@@ -1,7 +1,7 @@
 #include "weft/distributed/world.h"
 
-#include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "weft/core/error.h"
 #include "weft/distributed/comm_thread.h"
@@ -36,20 +36,30 @@ void World::stop() {
 }
 
 std::shared_ptr<ProcessGroup> World::group(const std::string& name, const std::vector<int>& ranks) {
-  check(!ranks.empty(), "group {}: needs at least one rank", name);
-  std::vector<int> sorted = ranks;
-  std::sort(sorted.begin(), sorted.end());
-  for (std::size_t i = 0; i < sorted.size(); ++i) {
-    check(sorted[i] >= 0 && sorted[i] < size_, "group {}: ranks must be below {}, got {}", name,
-          size_, sorted[i]);
-    check(i == 0 || sorted[i] != sorted[i - 1], "group {}: rank {} is named twice", name,
-          sorted[i]);
+  return split(name, {ranks});
+}
+
+std::shared_ptr<ProcessGroup> World::split(const std::string& name, RankLists lists) {
+  GroupCall call;
+  call.name = name;
+  call.number = groups_++;
+  std::vector<bool> named(static_cast<std::size_t>(size_));
+  for (std::size_t i = 0; i < lists.size(); ++i) {
+    const std::vector<int>& ranks = lists[i];
+    check(!ranks.empty(), "group {}: needs at least one rank", name);
+    for (std::size_t place = 0; place < ranks.size(); ++place) {
+      const int r = ranks[place];
+      check(r >= 0 && r < size_, "group {}: ranks must be below {}, got {}", name, size_, r);
+      check(!named[static_cast<std::size_t>(r)], "group {}: rank {} is named twice", name, r);
+      named[static_cast<std::size_t>(r)] = true;
+      if (r != rank_) continue;
+      call.list = static_cast<int>(i);
+      call.rank = static_cast<int>(place);
+    }
   }
-  const int number = groups_++;
-  const auto place = std::find(ranks.begin(), ranks.end(), rank_);
-  const bool member = place != ranks.end();
-  auto channel = open(name, ranks, member ? static_cast<int>(place - ranks.begin()) : -1, number);
-  return member ? std::make_shared<ProcessGroup>(std::move(channel), thread_) : nullptr;
+  call.lists = std::make_shared<const RankLists>(std::move(lists));
+  auto channel = open(call);
+  return call.list >= 0 ? std::make_shared<ProcessGroup>(std::move(channel), thread_) : nullptr;
 }
 
 CommStats World::stats() const { return thread_->stats(); }

@@ -10,6 +10,19 @@ namespace weft::distributed {
 
 class FlightRecorder;
 
+/// Lists of world ranks, of which none is in two.
+using RankLists = std::vector<std::vector<int>>;
+
+/// One call of World::split() on one rank, as a backend sees it.
+struct GroupCall {
+  std::string name;
+  std::shared_ptr<const RankLists> lists;
+  int list = -1;   ///< the list that has this rank; -1: none
+  int rank = -1;   ///< its place in that list
+  int number = 0;  ///< index among the calls, equal on all ranks
+  const std::vector<int>& ranks() const { return (*lists)[static_cast<std::size_t>(list)]; }
+};
+
 /// Simulates a link slower than this machine's memory, to make overlap measurable: each collective
 /// occupies the communication thread for at least latency_s + bytes sent / bytes_per_s.
 struct SimulatedLink {
@@ -56,6 +69,11 @@ class World {
   /// order, also for groups it does not belong to; there the result is null. Throws Error on a rank
   /// outside the world or listed twice.
   std::shared_ptr<ProcessGroup> group(const std::string& name, const std::vector<int>& ranks);
+  /// Creates a group for each list, all of one name, and returns this rank's; null if it is in no
+  /// list. As group(), and also throws Error on a rank in two lists. A backend
+  /// that has to connect the ranks does so at the first collective of any of the groups, which all
+  /// ranks must then reach in the same order; or at once if some rank is alone or in no list.
+  std::shared_ptr<ProcessGroup> split(const std::string& name, RankLists lists);
 
   /// Why the job failed, if this rank knows already, else "". Callable from any thread.
   virtual std::string failure() const { return {}; }
@@ -72,6 +90,10 @@ class World {
   /// Callable from any thread, also while collectives hang.
   virtual std::vector<std::string> ask(const std::string&) { return {}; }
 
+  /// Number of communicators that this rank has made so far, the world's included; 0 for a backend
+  /// whose groups need none. Counts those that other ranks split at the same time as one.
+  virtual int communicators() const { return 0; }
+
   CommStats stats() const;
   /// The latest collectives, to find one that hangs.
   const FlightRecorder& recorder() const;
@@ -82,10 +104,8 @@ class World {
   /// collectives run in the caller. The communication thread calls `idle` every few milliseconds
   /// while its queue is empty; it must not throw.
   void start(bool threaded, std::function<void()> idle = {});
-  /// The backend's part of group(). `number` is the index of the group() call, equal on all ranks.
-  /// On a rank outside the group rank_in_group is -1 and the result is ignored.
-  virtual std::shared_ptr<Channel> open(const std::string& name, const std::vector<int>& ranks,
-                                        int rank_in_group, int number) = 0;
+  /// The backend's part of split(). On a rank in none of the lists the result is ignored.
+  virtual std::shared_ptr<Channel> open(const GroupCall& call) = 0;
   /// Stops the communication thread once its queue is empty.
   void stop();
   const WorldOptions& options() const { return options_; }

@@ -78,22 +78,11 @@ class SafetensorsHeader {
  public:
   explicit SafetensorsHeader(SafetensorsFile& out) : out_(out) {}
 
-  void read() {
-    const std::int64_t size = out_.file_.size();
-    require(size >= kLengthBytes, "the file must have at least 8 bytes, got {}", size);
-    std::uint64_t length = 0;
-    out_.file_.read(0, &length, kLengthBytes);
-    if (length > kMaxHeader || length > static_cast<std::uint64_t>(size - kLengthBytes))
-      refuse_foreign(out_.file_, "safetensors");
-    require(length <= kMaxHeader, "the header must have at most {} bytes, got {}", kMaxHeader,
-            length);
-    const auto header_bytes = static_cast<std::int64_t>(length);
-    require(header_bytes <= size - kLengthBytes,
-            "a header of {} bytes does not fit into a file of {} bytes", header_bytes, size);
-    std::string text(static_cast<std::size_t>(length), '\0');
-    out_.file_.read(kLengthBytes, text.data(), header_bytes);
-    out_.data_start_ = kLengthBytes + header_bytes;
-
+  void read(const SafetensorsIndex& index) {
+    const std::string& text = index.header;
+    const std::int64_t size = index.file_bytes;
+    out_.file_bytes_ = size;
+    out_.data_start_ = kLengthBytes + static_cast<std::int64_t>(text.size());
     out_.entries_.reserve(occurrences(text, "\"data_offsets\""));
     std::vector<std::uint32_t> starts;  // offset of each entry in the text
     bool has_metadata = false;
@@ -259,10 +248,58 @@ class SafetensorsHeader {
   SafetensorsFile& out_;
 };
 
-SafetensorsFile SafetensorsFile::open(const std::string& path) {
-  SafetensorsFile file{InputFile(path)};
-  SafetensorsHeader(file).read();
+namespace {
+
+SafetensorsIndex index_of(const InputFile& file) {
+  const auto require = [&file](bool ok, const char* rule, const auto&... args) {
+    if (!ok) [[unlikely]]
+      check_system(false, "safetensors: '{}': {}", file.path(), message(rule, args...));
+  };
+  SafetensorsIndex index{file.size(), {}};
+  require(index.file_bytes >= kLengthBytes, "the file must have at least 8 bytes, got {}",
+          index.file_bytes);
+  std::uint64_t length = 0;
+  file.read(0, &length, kLengthBytes);
+  const std::int64_t most = index.file_bytes - kLengthBytes;
+  if (length > kMaxHeader || length > static_cast<std::uint64_t>(most))
+    refuse_foreign(file, "safetensors");
+  require(length <= kMaxHeader, "the header must have at most {} bytes, got {}", kMaxHeader,
+          length);
+  require(static_cast<std::int64_t>(length) <= most,
+          "a header of {} bytes does not fit into a file of {} bytes", length, index.file_bytes);
+  index.header.resize(static_cast<std::size_t>(length));
+  file.read(kLengthBytes, index.header.data(), static_cast<std::int64_t>(length));
+  return index;
+}
+
+}  // namespace
+
+SafetensorsIndex SafetensorsFile::read_index(const std::string& path) {
+  return index_of(InputFile(path));
+}
+
+// By value: its text takes as much memory as the result, and is not needed any longer.
+SafetensorsFile SafetensorsFile::of_index(const std::string& path, SafetensorsIndex index) {
+  SafetensorsFile file(path);
+  SafetensorsHeader(file).read(index);
   return file;
+}
+
+SafetensorsFile SafetensorsFile::open(const std::string& path) {
+  InputFile opened(path);
+  SafetensorsFile file = of_index(path, index_of(opened));
+  file.file_ = std::move(opened);
+  return file;
+}
+
+const InputFile& SafetensorsFile::file() const {
+  if (!file_) {
+    file_.emplace(path_);
+    check_system(file_->size() == file_bytes_,
+                 "safetensors: '{}' must have {} bytes as when it was listed, got {}", path_,
+                 file_bytes_, file_->size());
+  }
+  return *file_;
 }
 
 std::vector<std::string> SafetensorsFile::names() const {
@@ -322,7 +359,7 @@ void SafetensorsFile::read_into(const std::string& name, const Tensor& out) cons
 
 void SafetensorsFile::read_data(const Entry& e, const Tensor& out) const {
   if (out.numel() == 0) return;
-  file_.read(data_start_ + e.begin, out.raw(), e.end - e.begin);
+  file().read(data_start_ + e.begin, out.raw(), e.end - e.begin);
   if (const Widen widen = kFileDTypes[e.dtype].widen) widen(out.raw(), out.numel());
   if (out.dtype() != DType::boolean) return;
   // A bool with another bit pattern would be undefined behaviour for every later reader.

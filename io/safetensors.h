@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,6 +26,12 @@ FileSummary save_safetensors(const std::string& path, const StateDict& tensors,
 /// support.
 StateDict load_safetensors(const std::string& path);
 
+/// Size and header of a .safetensors file: all that is needed to list its tensors.
+struct SafetensorsIndex {
+  std::int64_t file_bytes = 0;
+  std::string header;  ///< JSON
+};
+
 /// A .safetensors file open for reading. Opening reads and validates the header only; data are read
 /// from the file directly into the requested tensor.
 class SafetensorsFile {
@@ -33,8 +40,17 @@ class SafetensorsFile {
   /// have no gap, overlap or left-over bytes.
   /// Throws Error naming the file and the violated rule.
   static SafetensorsFile open(const std::string& path);
+  /// The index of a file, not validated except that header and file have the right lengths. Throws
+  /// Error as open() where they have not.
+  static SafetensorsIndex read_index(const std::string& path);
+  /// Validates an index as open() does and touches no file: the first read opens `path`.
+  static SafetensorsFile of_index(const std::string& path, SafetensorsIndex index);
+  /// Releases the file; the next read opens it again. A process may have 1,024 files open, and a
+  /// checkpoint may have more. Throws Error at a read if the size has changed.
+  void close() const { file_.reset(); }
+  bool is_open() const { return file_.has_value(); }
 
-  const std::string& path() const { return file_.path(); }
+  const std::string& path() const { return path_; }
   /// In the order of the data.
   std::vector<std::string> names() const;
   std::size_t size() const { return entries_.size(); }
@@ -66,7 +82,8 @@ class SafetensorsFile {
     std::uint8_t dtype = 0;  ///< index into the table of the format's dtypes
   };
 
-  explicit SafetensorsFile(InputFile file) : file_(std::move(file)) {}
+  explicit SafetensorsFile(std::string path) : path_(std::move(path)) {}
+  const InputFile& file() const;
   const Entry& entry(const std::string& name) const;
   std::string_view name_of(const Entry& e) const {
     return std::string_view(names_).substr(e.name, e.name_bytes);
@@ -76,8 +93,9 @@ class SafetensorsFile {
   void read_data(const Entry& e, const Tensor& out) const;
 
   friend class SafetensorsHeader;
-  InputFile file_;
-  std::int64_t data_start_ = 0;
+  std::string path_;
+  mutable std::optional<InputFile> file_;
+  std::int64_t file_bytes_ = 0, data_start_ = 0;
   std::vector<Entry> entries_;
   std::vector<std::uint32_t> by_name_;  ///< entry indices sorted by name
   std::string names_;                   ///< concatenated

@@ -20,13 +20,6 @@ using distributed::Degrees;
 using distributed::World;
 using distributed::WorldOptions;
 
-Degrees degrees_of(const Options& o) {
-  return {.dp = static_cast<int>(o.parallel.dp),
-          .tp = static_cast<int>(o.parallel.tp),
-          .ep = static_cast<int>(o.parallel.ep),
-          .etp = static_cast<int>(o.parallel.etp)};
-}
-
 // A rank started with other flags would call other collectives or train another model.
 void check_same_options(World& world, const Options& o) {
   const auto own = static_cast<std::int64_t>(stream_of(config_of(o)));
@@ -105,6 +98,13 @@ int end_process(const std::string& program, std::unique_ptr<World> world, const 
   });
   const auto* const error = dynamic_cast<const Error*>(&e);
   return static_cast<int>(error ? error->fault() : Fault::system);
+}
+
+Degrees degrees_of(const Options& o) {
+  return {.dp = static_cast<int>(o.parallel.dp),
+          .tp = static_cast<int>(o.parallel.tp),
+          .ep = static_cast<int>(o.parallel.ep),
+          .etp = static_cast<int>(o.parallel.etp)};
 }
 
 int ranks_of(const Options& o) {
@@ -199,6 +199,10 @@ void check_ranks(const Options& options) {
   check(options.parallel.backend != Backend::thread || distributed::launched_ranks() <= 1,
         "--backend: thread runs all ranks in one process, and here are {}, each with a run of its "
         "own; start it without a launcher",
+        distributed::launched_ranks());
+  check(distributed::under_mpi() || distributed::launched_ranks() <= 1,
+        "launcher: it started {} processes, and MPI does not know of it, so each would be a run of "
+        "its own in --out; use mpirun, or srun with a plugin of srun --mpi=list, such as pmix",
         distributed::launched_ranks());
   check(plans_for_many(options) || !as_launched(options) || options.parallel.ranks == 0,
         "--ranks: is for threads; the launcher has said how many ranks there are; to resume a run "

@@ -13,6 +13,9 @@ namespace weft::train {
 /// The number of ranks that a plan on the meta device covers.
 int ranks_of(const Options& options);
 
+/// The degrees of parallelism that the options ask for.
+distributed::Degrees degrees_of(const Options& options);
+
 /// The ranks of a run, as seen by one of them. A single-rank run has one.
 class Ranks {
  public:

@@ -6,6 +6,7 @@
 #include "weft/core/error.h"
 #include "weft/distributed/checkpoint.h"
 #include "weft/io/file.h"
+#include "weft/train/agreement.h"
 #include "weft/train/config_file.h"
 
 namespace weft::train {
@@ -43,6 +44,7 @@ RunFolder::RunFolder(const std::string& path, bool resume, const Ranks& ranks)
           "--out: '{}' already holds a run; add --resume to go on with it, or name another folder",
           path);
   });
+  if (ranks.size() > 1 && !ranks.device().is_meta()) check_shared_folder(ranks.host(), path);
 }
 
 void RunFolder::write_config(const std::string& toml) const {
@@ -74,8 +76,8 @@ std::optional<RunState> RunFolder::restore(TrainStep& step, const Task& task) co
   if (!found) return std::nullopt;
   const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
   if (task.check_state) task.check_state(state);
-  step.load(distributed::ShardFiles(found->shards("model")),
-            distributed::ShardFiles(found->shards("optim")));
+  step.load(distributed::ShardFiles(ranks_.host(), found->shards("model")),
+            distributed::ShardFiles(ranks_.host(), found->shards("optim")));
   // A run that had no loss scale begins with the first.
   const io::Json* const scale = state.find("loss_scale");
   if (scale && step.loss_scale())

@@ -28,7 +28,8 @@ class RunFolder {
  public:
   /// Opens or creates the folder on the first rank; all ranks must call it.
   /// Throws Error, the same on all ranks, if another run holds it, or if it contains a run and
-  /// `resume` is off (Fault::user), or it cannot be written.
+  /// `resume` is off (Fault::user), or it cannot be written, or some ranks do not
+  /// see it (Fault::user).
   RunFolder(const std::string& path, bool resume, const Ranks& ranks);
 
   std::string metrics() const { return path_ + "/metrics.jsonl"; }

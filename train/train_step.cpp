@@ -337,6 +337,7 @@ std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
 }
 
 TrainStep::NonFinite TrainStep::first_non_finite() const {
+  optimizer_->wait();  // on a GPU the updated slices of other ranks may still be on their way
   const auto parameters = task_.model.named_parameters();
   for (const auto& p : parameters)
     if (!all_finite(p.tensor)) return {message("parameter {}", p.name), true};

@@ -8,6 +8,7 @@
 #include "weft/core/error.h"
 #include "weft/io/file.h"
 #include "weft/io/plot.h"
+#include "weft/train/agreement.h"
 #include "weft/train/flags.h"
 #include "weft/train/interrupt.h"
 #include "weft/train/terminal.h"
@@ -55,6 +56,10 @@ Trainer::~Trainer() = default;
 
 int Trainer::fit(const data::Dataset& training, const data::Dataset* validation) {
   check(!loader_, "fit: may be called once; a Trainer is one run");
+  if (ranks_.size() > 1 && !ranks_.device().is_meta()) {
+    check_same_data(ranks_.host(), training, "training data");
+    if (validation) check_same_data(ranks_.host(), *validation, "validation data");
+  }
   loader_.emplace(training,
                   data::Loader::Options{.batch = options_.batch,
                                         .seed = static_cast<std::uint64_t>(options_.machine.seed)});

@@ -23,6 +23,8 @@ std::string device_name(int index);
 int compute_capability(int index);
 /// What the kernels are compiled for, as in WEFT_CUDA_CODE.
 std::string compiled_code();
+/// A text that no other GPU has; the slices of one GPU (MIG) differ too.
+std::string unique_id(int index);
 /// PCI address of the GPU, which identifies it to every library of the driver.
 std::string pci_address(int index);
 /// Millijoules that the GPU has used since its driver was loaded. False when they are not counted.

@@ -24,6 +24,12 @@ Id make_id();
 /// Begins to create a communicator on the current device and does not wait for its other ranks:
 /// nothing may be called with it until ready().
 Comm connect(const Id& id, int rank, int size);
+/// Begins to split a communicator into those of its ranks with one colour each, in the order of
+/// `key`. Every rank of `parent` calls it, while no operation of `parent` is in progress. When
+/// ready(parent), `made` holds this rank's, or null if its colour is kNoColor. NCCL writes `made`
+/// meanwhile, also after an error.
+inline constexpr int kNoColor = -1;
+void split(Comm parent, int color, int key, Comm& made);
 /// True once NCCL has taken over the calls so far: the communicator is connected, and the kernels
 /// of collectives are in their streams. Does not wait. Throws the error that has occurred
 /// meanwhile.

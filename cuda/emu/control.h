@@ -52,6 +52,11 @@ enum class NcclFault : std::uint8_t {
 extern std::atomic<NcclFault (*)(const NcclCall&)> nccl_fault;
 /// The version of NCCL that is emulated. Before 22800 it cannot revoke communicators.
 extern std::atomic<int> nccl_version;
+/// Calls of the emulated NCCL, by all ranks of this process: ncclCommInitRank and ncclCommSplit.
+struct NcclCounts {
+  std::atomic<int> connects{0}, splits{0};
+};
+extern NcclCounts nccl_counts;
 
 /// Number of emulated GPUs; the environment variable WEFT_EMU_DEVICES overrides it.
 inline constexpr int kDevices = 2;

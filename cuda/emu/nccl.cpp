@@ -23,6 +23,7 @@
 namespace weft::emu {
 constinit std::atomic<NcclFault (*)(const NcclCall&)> nccl_fault{nullptr};
 constinit std::atomic<int> nccl_version{22809};
+constinit NcclCounts nccl_counts;
 }  // namespace weft::emu
 
 namespace weft::cuda::nccl {
@@ -37,10 +38,11 @@ struct CommTag {
       : board(id.bytes, r, n), rank(r), size(n), device(rt::current_device()) {}
   Board board;
   const int rank, size, device;
-  std::thread connecting;
-  std::atomic<bool> in_progress{true};  // the host's last call is not taken over
-  std::atomic<bool> leaving{false};     // revoked or aborted
-  std::atomic<int> kernels{0};          // that run now
+  std::thread connecting;                    // or splitting
+  std::atomic<CommTag*> splitting{nullptr};  // connects while this one is split
+  std::atomic<bool> in_progress{true};       // the host's last call is not taken over
+  std::atomic<bool> leaving{false};          // revoked or aborted
+  std::atomic<int> kernels{0};               // that run now
   std::int64_t calls = 0;
   std::mutex mutex;
   std::string error;
@@ -50,7 +52,9 @@ struct CommTag {
     if (error.empty()) error = why;
   }
   void leave() {
-    if (!leaving.exchange(true)) board.abort();
+    if (leaving.exchange(true)) return;
+    board.abort();
+    if (CommTag* const child = splitting.load()) child->leave();
   }
   NcclFault fault(const char* name, std::int64_t number, std::int64_t bytes) const {
     const auto decide = emu::nccl_fault.load();
@@ -170,12 +174,86 @@ Id make_id() {
   return id;
 }
 
-Comm connect(const Id& id, int rank, int size) {
+namespace {
+
+Comm add_comm(const Id& id, int rank, int size) {
   const Comm comm = new CommTag(id, rank, size);
-  {
-    const std::lock_guard lock(comms().mutex);
-    comms().all.push_back(comm);
+  const std::lock_guard lock(comms().mutex);
+  comms().all.push_back(comm);
+  return comm;
+}
+
+// What the ranks of a communicator exchange to split it; the id is set by the first of a colour.
+struct Split {
+  int color, key;
+  Id id;
+};
+
+std::vector<Split> ask_all(Comm parent, const Split& own) {
+  Bytes bytes(sizeof own);
+  std::memcpy(bytes.data(), &own, sizeof own);
+  const std::vector<Bytes> parts = parent->board.exchange(bytes);
+  std::vector<Split> all(parts.size());
+  for (std::size_t r = 0; r < parts.size(); ++r) {
+    if (parts[r].size() != sizeof(Split)) return {};  // that rank has been aborted
+    std::memcpy(&all[r], parts[r].data(), sizeof(Split));
   }
+  return all;
+}
+
+// Null after an error, and for no colour.
+Comm split_now(Comm parent, Split own) {
+  const auto lost = [parent]() -> Comm {
+    if (!parent->leaving) parent->fail(kNetwork);  // another rank has been aborted
+    return nullptr;
+  };
+  const std::vector<Split> asked = ask_all(parent, own);
+  if (asked.empty()) return lost();
+  // In the order of the new communicator: its first rank, and the number of those before this one.
+  const auto order = [&](int r) { return std::pair(asked[static_cast<std::size_t>(r)].key, r); };
+  int first = parent->rank, before = 0, size = 0;
+  for (int r = 0; r < static_cast<int>(asked.size()); ++r) {
+    if (asked[static_cast<std::size_t>(r)].color != own.color) continue;
+    if (order(r) < order(first)) first = r;
+    before += order(r) < order(parent->rank);
+    ++size;
+  }
+  const bool makes = own.color != kNoColor && first == parent->rank;
+  if (makes) own.id = make_id();
+  const std::vector<Split> answered = ask_all(parent, own);
+  if (answered.empty()) return lost();
+  if (own.color == kNoColor) return nullptr;
+  const Comm comm = add_comm(answered[static_cast<std::size_t>(first)].id, before, size);
+  parent->splitting = comm;
+  if (parent->leaving) comm->leave();
+  comm->board.exchange({});
+  comm->in_progress = false;
+  parent->splitting = nullptr;
+  return comm;
+}
+
+}  // namespace
+
+void split(Comm parent, int color, int key, Comm& made) {
+  ++emu::nccl_counts.splits;
+  made = nullptr;
+  parent->in_progress = true;
+  if (parent->connecting.joinable()) parent->connecting.join();
+  const NcclFault fault = parent->fault("ncclCommSplit", -1, 0);
+  parent->connecting = std::thread([parent, own = Split{color, key, {}}, &made, fault] {
+    rt::set_device(parent->device);
+    if (fault == NcclFault::error) parent->fail(kNetwork);
+    if (fault == NcclFault::none)
+      made = split_now(parent, own);
+    else
+      parent->board.hang({});
+    parent->in_progress = false;
+  });
+}
+
+Comm connect(const Id& id, int rank, int size) {
+  ++emu::nccl_counts.connects;
+  const Comm comm = add_comm(id, rank, size);
   const NcclFault fault = comm->fault("ncclCommInitRankConfig", -1, 0);
   comm->connecting = std::thread([comm, fault] {
     if (fault == NcclFault::error) comm->fail(kNetwork);

@@ -318,6 +318,7 @@ int current_device() { return current_index; }
 std::string device_name(int index) { return message("emulated GPU {}", index); }
 int compute_capability(int) { return emu::control.capability; }
 std::string compiled_code() { return emu::control.code; }
+std::string unique_id(int index) { return message("emulated GPU {}", index); }
 std::string pci_address(int index) { return message("0000:0{}:00.0", 9 - index); }
 std::int64_t total_memory(int) { return emu::control.memory_bytes; }
 void memory_info(std::int64_t& free, std::int64_t& total) {

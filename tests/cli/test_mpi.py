@@ -20,6 +20,12 @@ def same_bits(folder):
             assert (processes / str(rank)).read_text() == want, (ranks, rank)
 
 
+def keeps_the_rules_of_mpi(folder):
+    for ranks in (2, 3):
+        done = run_ranks(ranks, BIN / "mpi_rules_program")
+        assert done.returncode == 0, done
+
+
 def script(folder):
     """Wrong use gives one line; otherwise the script returns the program's status."""
     for arguments in ([], ["0", "true"], ["two", "true"], ["2"]):
@@ -38,4 +44,4 @@ def script(folder):
 
 
 if __name__ == "__main__":
-    main([same_bits, script])
+    main([same_bits, keeps_the_rules_of_mpi, script])

@@ -51,6 +51,43 @@ def errors_of_some_name_their_ranks(folder):
     assert said(4, *weights, before=odd) == (1, ["ranks 1, 3: " + missing])
 
 
+def what_ranks_do_not_share_is_found_at_the_start(folder):
+    base = ["--data", text(folder), *SMALL, "--threads", "1", "--steps", "2"]
+    away = pathlib.Path(folder, "away")
+    away.mkdir()
+    enter = f"cd {folder}; [ $rank != 2 ] || cd away"
+    status, lines = said(4, *base, "--out", "apart", before=enter)
+    assert (status, lines) == (2, [
+        "--out: 'apart' must be a folder that all ranks share, and rank 2 does not see what rank 0 "
+        "writes there; name one on a shared file system"]), (status, lines)
+    assert not pathlib.Path(folder, "apart", "metrics.jsonl").exists()
+    # Copies of the data on the machines' own disks, of which one is older.
+    words = pathlib.Path(text(folder)).read_text()
+    for place, copy in ((folder, words), (away, words.replace("dog", "pig"))):
+        pathlib.Path(place, "copy.txt").write_text(copy)
+    status, lines = said(4, "--data", "copy.txt", *base[2:], "--out", f"{folder}/copies", before=enter)
+    assert status == 2 and len(lines) == 1, (status, lines)
+    assert "all ranks must read the same, and rank 2" in lines[0], lines
+
+
+def launchers_that_mpi_does_not_know(folder):
+    """Each process would be a run of its own, in the same folder."""
+    base = ["--data", text(folder), *SMALL, "--steps", "2", "--out", f"{folder}/alone"]
+    for rank in (0, 3):
+        said_once = 1 if rank == 0 else 0
+        # srun without a plugin for MPI.
+        done = run("train_gpt", *base, env={"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": str(rank)})
+        assert done.returncode == 2, done
+        assert done.stderr.count("train_gpt: launcher: it started 8 processes, and MPI does not know "
+                                 "of it") == done.stderr.count("\n") == said_once, done.stderr
+        # A plugin of another MPI: each process is rank 0 of 1.
+        done = run("train_gpt", *base, env={"PMI_RANK": str(rank), "PMI_SIZE": "8"})
+        assert done.returncode == 2, done
+        assert done.stderr.count("train_gpt: mpi_world: the launcher started 8 processes, and MPI "
+                                 "connects 1 of them") == said_once, done.stderr
+    assert not pathlib.Path(folder, "alone").exists()
+
+
 def a_lost_rank_is_named_once(folder):
     base = ["--data", text(folder), *SMALL, "--threads", "1", "--steps", "1000000", "--out", f"{folder}/lost"]
     stop = "[ $rank != 2 ] || { sleep 4; kill -STOP $$; } &"
@@ -61,4 +98,6 @@ def a_lost_rank_is_named_once(folder):
 
 
 if __name__ == "__main__":
-    main([errors_of_all_are_said_once, errors_of_some_name_their_ranks, a_lost_rank_is_named_once])
+    main([errors_of_all_are_said_once, errors_of_some_name_their_ranks,
+          what_ranks_do_not_share_is_found_at_the_start, launchers_that_mpi_does_not_know,
+          a_lost_rank_is_named_once])

@@ -160,6 +160,36 @@ TEST_CASE("mesh: incompatible degrees are refused with all numbers") {
         "65536, pp 65536, ep 1, etp 65536");
 }
 
+TEST_CASE("mesh: communicators are made at first use, not for one rank, and once for equal ranks") {
+  const auto use = [](World& world, const Degrees& degrees,
+                      std::initializer_list<const char*> names) {
+    const DeviceMesh mesh(world, degrees);
+    CHECK(world.communicators() == 1);  // the world's
+    const Tensor x = Tensor::zeros({4}, DType::f32, kMeta);
+    for (const char* name : names)
+      for (int i = 0; i < 2; ++i) mesh.group(name).all_reduce(x).wait();
+    return world.communicators();
+  };
+  for (const int size : {8, 64, 1024, 4096}) {
+    const auto world = fake_world(size - 1, size);
+    // All fourteen names: tp = ep = tp_ep = mp, dp = dp_cp = edp, and the world.
+    const Degrees degrees{.tp = 8, .ep = 8, .etp = 1};
+    CHECK(use(*world, degrees,
+              {"tp", "cp", "dp", "pp", "dp_cp", "tp_cp", "tp_dp_cp", "mp", "etp", "ep", "edp",
+               "tp_ep", "tp_ep_pp", "world"}) == (size == 8 ? 1 : 3));
+  }
+  CHECK(use(*fake_world(0, 64), {.tp = 2, .cp = 2, .pp = 2, .ep = 4}, {"tp", "dp_cp", "world"}) ==
+        3);
+  CHECK(use(*fake_world(0, 1), {}, {"tp", "dp", "world"}) == 1);
+  // Made when the groups are: not every rank can wait for a collective of one of them.
+  const auto world = fake_world(0, 4);
+  const auto some = world->group("some", {3, 0});
+  CHECK(world->communicators() == 2);
+  const auto none = world->group("none", {2});
+  CHECK(none == nullptr);
+  CHECK(world->communicators() == 2);
+}
+
 TEST_CASE("mesh: groups have the right ranks and communicate") {
   run_ranks(4, [](World& w) {
     const DeviceMesh mesh(w, {.dp = 2, .tp = 2, .ep = 4, .etp = 1});

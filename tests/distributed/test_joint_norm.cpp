@@ -199,6 +199,38 @@ TEST_CASE("joint_norm: an empty chain of optimizers is refused") {
   });
 }
 
+TEST_CASE("joint_norm: a chain keeps its children's ratio through a warm-up from 0") {
+  run_ranks(1, [](World& w) {
+    const DeviceMesh mesh(w);
+    test::Stack model(1);
+    Ddp ddp(model, mesh);
+    const auto children = [&](double first, double second) {
+      std::vector<std::unique_ptr<ParallelOptimizer>> all;
+      all.push_back(make_optimizer(ddp, optim::SgdOptions{.lr = first}, Members::dense));
+      all.push_back(make_optimizer(ddp, optim::SgdOptions{.lr = second}, Members::experts));
+      return all;
+    };
+    const auto second_lr = [&](std::vector<std::unique_ptr<ParallelOptimizer>> all) {
+      ParallelOptimizer& second = *all[1];
+      ChainedOptimizer chained(ddp, std::move(all));
+      chained.set_lr(0.5);
+      CHECK(chained.lr() == 0.5);
+      return second.lr();
+    };
+    CHECK(second_lr(children(0.25, 1)) == 2);
+    auto cold = children(0.25, 1);
+    for (const auto& child : cold) child->set_lr(0);
+    CHECK(second_lr(std::move(cold)) == 2);
+    auto moved = children(0.25, 1);
+    moved[1]->set_lr(0.125);
+    CHECK(second_lr(std::move(moved)) == 0.25);
+    CHECK(second_lr(children(0, 0)) == 0.5);
+    CHECK(test::error_of([&] { ChainedOptimizer(ddp, children(0, 1)); }) ==
+          "chained_optimizer: the first optimizer must be made with a learning rate above 0, to "
+          "which that of the others, 1, keeps its ratio");
+  });
+}
+
 TEST_CASE("joint_norm: a rank without experts or gradients makes the same collectives") {
   struct Uneven : nn::Module {
     Tensor dense, experts, bias;

@@ -2,6 +2,8 @@
 
 #include <memory>
 
+#include "weft/autograd/matmul.h"
+#include "weft/autograd/view.h"
 #include "weft/distributed/comm_ops.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/distributed/shared_rows.h"
@@ -250,6 +252,53 @@ TEST_CASE("shared rows: backward sums a row's gradient over the ranks that share
     CHECK(error_of([&] { share_rows(Tensor::zeros({2}, DType::i32), w.all(), mine, 2); }) ==
           "share_rows: x must have dtype f32, f64, bf16 or f16, got i32");
   });
+}
+
+TEST_CASE("shared rows: gradients of 16 bits are summed in f32 on the way to an f32 main_grad") {
+  for (const bool has_bias : {false, true})
+    run_ranks(4, [&](World& w) {
+      constexpr int kMicros = 6;
+      constexpr std::int64_t kRows = 16, kIn = 8, kOut = 3;
+      // Rows 1 and 2 of ranks 0 and 1, and of ranks 2 and 3, are the same.
+      const auto mine =
+          std::make_shared<const std::vector<SharedRows>>(1, SharedRows{1, 2 * (w.rank() / 2), 2});
+      const auto random = [](const Shape& shape, int salt) {
+        return test::random(shape, salt).to(DType::bf16);
+      };
+      Tensor weight = random({kOut, kIn}, 1), bias = random({kOut}, 2);
+      Tensor sums[2];
+      const auto give_sum = [](Tensor& t, Tensor& sum) {
+        t.set_requires_grad();
+        sum = Tensor::zeros(t.shape(), DType::f32);
+        t.set_main_grad(sum);
+        t.zero_grad();
+      };
+      give_sum(weight, sums[0]);
+      if (has_bias) give_sum(bias, sums[1]);
+      Tensor want = Tensor::zeros({kOut, kIn}, DType::f64),
+             want_bias = Tensor::zeros({kOut}, DType::f64);
+      for (int micro = 0; micro < kMicros; ++micro) {
+        const Tensor x = random({kRows, kIn}, 10 + micro);
+        const auto dy_of = [&](int rank) { return random({kRows, kOut}, 100 + 10 * micro + rank); };
+        Tape tape;
+        const Tensor used = share_rows(weight, w.all(), mine, 4);
+        const Tensor y =
+            has_bias ? linear(x, used, share_rows(bias, w.all(), mine, 4)) : linear(x, used);
+        y.backward(dy_of(w.rank()));
+        const NoGradGuard off;
+        for (int r = 0; r < 4; ++r) {
+          const Tensor dy = dy_of(r).to(DType::f64);
+          const Tensor dw = matmul(transpose(dy, 0, 1), x.to(DType::f64)), db = sum(dy, {0});
+          for (std::int64_t row = 0; row < kOut; ++row) {
+            if (row == 0 ? r != w.rank() : r / 2 != w.rank() / 2) continue;
+            want.select(0, row).add_(dw.select(0, row));
+            want_bias.select(0, row).add_(db.select(0, row));
+          }
+        }
+      }
+      CHECK(test::mismatch(sums[0].to(DType::f64), want, 1e-6) == "");
+      if (has_bias) CHECK(test::mismatch(sums[1].to(DType::f64), want_bias, 1e-6) == "");
+    });
 }
 
 TEST_CASE("shared rows: backward works after their list is destroyed") {

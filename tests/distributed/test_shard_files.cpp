@@ -1,4 +1,5 @@
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
 #include <vector>
 
@@ -53,6 +54,62 @@ TEST_CASE("shard files: ranges of rows and of elements form the whole tensor") {
   CHECK(test::different_bits(files.whole("w"), counting({6, 4}, DType::f64)) == "");
   CHECK(test::different_bits(files.whole("norm"), counting({3})) == "");
   CHECK(files.whole("empty").shape() == Shape{0, 4});
+}
+
+TEST_CASE("shard files: more files than a process may open") {
+  const test::TempFolder folder;
+  std::vector<std::string> paths;
+  for (int i = 0; i < 40; ++i) {
+    const nn::ShardSpec row{{40, 2}, {Cut{0, {{i, i + 1}}}}};
+    paths.push_back(folder / std::to_string(i));
+    save_slices(paths.back(), {{"w", {Tensor::full({1, 2}, i), ShardSlice::of(row)}}});
+  }
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const auto used = static_cast<rlim_t>(io::list_directory("/proc/self/fd").size());
+  const rlimit few{used + 12, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &few);
+  const std::string failure = error_of([&] {
+    const ShardFiles files(paths);
+    const Tensor w = files.whole("w");
+    for (int i = 0; i < 40; ++i) CHECK(w.select(0, i).select(0, 1).item() == i);
+  });
+  setrlimit(RLIMIT_NOFILE, &before);
+  CHECK(failure == "no error");
+}
+
+TEST_CASE("shard files: rank 0 reads the headers for all ranks") {
+  const Files f;
+  run_ranks(2, [&](World& w) {
+    std::vector<std::string> paths = f.paths;
+    if (w.rank() == 1)
+      for (std::size_t i = 1; i < paths.size(); ++i) paths[i] = "/nowhere/" + std::to_string(i);
+    const ShardFiles files(w, paths);
+    CHECK(files.names() == std::vector<std::string>{"empty", "norm", "w"});
+    CHECK(files.shape("w") == Shape{6, 4});
+    CHECK(test::different_bits(files.whole("norm"), counting({3})) == "");
+    if (w.rank() == 1)
+      CHECK(error_of([&] { files.whole("w"); }) ==
+            "read: cannot open '/nowhere/1': No such file or directory");
+  });
+  std::string heard;
+  CHECK(error_of([&] {
+          run_ranks(2, [&](World& w) {
+            const std::vector<std::string> paths{w.rank() == 0 ? "/nowhere/0" : f.paths[0]};
+            const std::string own = error_of([&] { ShardFiles(w, paths); });
+            if (w.rank() == 1) heard = own;
+          });
+        }) == "no error");
+  CHECK(heard == "read: cannot open '/nowhere/0': No such file or directory");
+}
+
+TEST_CASE("shard files: a file of another size than when it was listed is refused") {
+  Files f;
+  const ShardFiles files(f.paths);
+  save_slices(f.paths[0], {{"norm", whole_tensor(counting({30}))}});
+  CHECK(error_of([&] {
+          files.whole("norm");
+        }).starts_with("safetensors: '" + f.paths[0] + "' must have "));
 }
 
 TEST_CASE("shard files: any other sharding reads its own part") {

@@ -2,11 +2,13 @@
 // buckets that end within layers.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
 
 #include "weft/core/random.h"
+#include "weft/distributed/flight_recorder.h"
 #include "weft/tests/examples/gpt_step.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
@@ -246,6 +248,27 @@ void against_one_rank(DType dtype, int steps, const Tolerance& tolerance, double
 }
 
 }  // namespace
+
+TEST_CASE("session: the search for what is not finite waits for the parameters of other ranks") {
+  // A slow link: without the wait, the parameters would still be on their way.
+  distributed::run_ranks(2,
+                         [](World& world) {
+                           const GptOptions o =
+                               laid_out(options_of(kModels[0], DType::f32), kDense[0], true, 1);
+                           const train::Ranks ranks(world, o);
+                           GptStep gpt(o, ranks);
+                           gpt.step(1, batch_of(1, ranks.first_row(), ranks.rows(), o.model.vocab));
+                           const auto unwaited = [&] {
+                             const auto all = world.recorder().entries();
+                             return std::count_if(all.begin(), all.end(),
+                                                  [](const auto& e) { return e.waited_s == 0; });
+                           };
+                           CHECK(unwaited() > 0);
+                           CHECK(gpt.step.first_non_finite().what.empty());
+                           CHECK(unwaited() == 0);
+                         },
+                         {.link = {.latency_s = 0.005}});
+}
 
 TEST_CASE("session: f64 losses, norm and gradients of the first step equal one rank") {
   against_one_rank(DType::f64, 1, {1e-9, 1e-9}, 1, true);

@@ -10,6 +10,7 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/core/cuda.h"
 #include "weft/cuda/emu/control.h"
+#include "weft/distributed/device_mesh.h"
 #include "weft/distributed/gpu_of_rank.h"
 #include "weft/distributed/nccl_world.h"
 #include "weft/io/file.h"
@@ -145,6 +146,76 @@ TEST_CASE("nccl: each rank gets its own GPU") {
   });
 }
 
+TEST_CASE("nccl: machines and GPUs are told apart by more than a name and a PCI address") {
+  // Two machines with one name and one address each, as in a cluster of clones.
+  run_ranks(4, [](World& w) {
+    const Machine machine{w.rank() < 2 ? "boot 1" : "boot 2", {"GPU a", "GPU b"}};
+    CHECK(gpu_of_rank(w, true, machine).index == w.rank() % 2);
+  });
+  // Two containers of one machine that show one GPU each: of one GPU, or two slices of it.
+  run_ranks(2, [](World& w) {
+    CHECK(gpu_of_rank(w, true, {"boot 1", {w.rank() == 0 ? "slice 1" : "slice 2"}}).index == 0);
+    CHECK(test::error_of([&] {
+            gpu_of_rank(w, true, {"boot 1", {"GPU a"}});
+          }).starts_with("nccl: ranks 0 and 1 would share a GPU, and each needs its own; "));
+  });
+  const Machine own = this_machine();
+  CHECK(own.gpus == std::vector<std::string>{"emulated GPU 0", "emulated GPU 1"});
+  CHECK(own.name.size() == 36);  // Linux's boot_id
+}
+
+TEST_CASE("nccl: groups of a mesh are connected at their first collective, once for equal ranks") {
+  const int connects = emu::nccl_counts.connects, splits = emu::nccl_counts.splits;
+  const auto made = [&] {
+    return std::pair(emu::nccl_counts.connects - connects, emu::nccl_counts.splits - splits);
+  };
+  over_nccl(4, [&](World& w, Device gpu) {
+    const DeviceMesh mesh(w, {.tp = 2, .ep = 2, .etp = 1});
+    const auto sum_over = [&](const char* name) {
+      const Tensor x = Tensor::full({3}, w.rank() + 1.0, DType::f32, gpu);
+      mesh.group(name).all_reduce(x).wait();
+      return x.to(kCpu).select(0, 0).item();
+    };
+    const auto together = [&](std::pair<int, int> want) {
+      w.all().barrier().wait();
+      CHECK(made() == want);
+      w.all().barrier().wait();
+    };
+    together({4, 0});  // the world, by 4 ranks
+    // Groups of one rank and of all ranks need no communicator of their own.
+    CHECK(sum_over("pp") == w.rank() + 1);
+    CHECK(sum_over("etp") == w.rank() + 1);
+    CHECK(sum_over("tp_dp_cp") == 10);
+    CHECK(w.communicators() == 1);
+    together({4, 0});
+    const double pair = w.rank() < 2 ? 3 : 7, apart = w.rank() % 2 == 0 ? 4 : 6;
+    CHECK(sum_over("tp") == pair);
+    together({4, 4});
+    // The same ranks under other names.
+    CHECK(sum_over("ep") == pair);
+    CHECK(sum_over("tp_ep") == pair);
+    CHECK(sum_over("mp") == pair);
+    together({4, 4});
+    CHECK(sum_over("dp") == apart);
+    CHECK(sum_over("dp_cp") == apart);
+    CHECK(sum_over("edp") == apart);
+    CHECK(w.communicators() == 3);
+    together({4, 8});
+  });
+}
+
+TEST_CASE("nccl: a group of some ranks, in another order") {
+  over_nccl(3, [&](World& w, Device gpu) {
+    const auto group = w.group("backwards", {2, 0});
+    CHECK((group != nullptr) == (w.rank() != 1));
+    // Every rank takes part in the split, also one that is in none of its groups.
+    const auto halves = w.split("halves", {{2}, {1, 0}});
+    const Tensor x = Tensor::full({2}, w.rank(), DType::f32, gpu);
+    if (halves->size() > 1) halves->broadcast(x, 0).wait();
+    CHECK(x.to(kCpu).select(0, 0).item() == (w.rank() == 2 ? 2 : 1));
+  });
+}
+
 // What becomes of the calls of a test: `fault` for the call `number` of a communicator of `size`
 // ranks, on the rank of cuda:0.
 struct Plan {
@@ -221,20 +292,57 @@ TEST_CASE("nccl: a call that NCCL does not take over is reported") {
 TEST_CASE("nccl: all communicators are aborted, whichever hangs, and others hear it meanwhile") {
   for (const int version : {22809, 22000}) {
     CAPTURE(version);
-    const FaultScope faults({.fault = NcclFault::hang, .number = 0, .size = 1}, version);
-    CHECK(test::error_of([] {
-            run_ranks(1, [](World& bootstrap) {
-              const auto world = nccl_world(bootstrap, gpu_of(0), {.timeout_s = 0.3});
-              const auto pair = world->group("pair", {0}), last = world->group("last", {0});
-              const Tensor x = Tensor::ones({4}, DType::f32, gpu_of(0));
-              pair->all_reduce(x).wait();
-              x.to(kCpu);  // waits until the kernel has been aborted
-              world->check_well();
-            });
-          }) ==
-          "all_reduce 0 of group pair sum f32 [4] did not end within 0.3 s on rank 0: every rank "
-          "came");
+    const FaultScope faults({.fault = NcclFault::hang, .number = 0, .size = 2}, version);
+    const std::string why = test::error_of([] {
+      run_ranks(2, [](World& bootstrap) {
+        const Device gpu = gpu_of(bootstrap.rank());
+        const auto world = nccl_world(bootstrap, gpu, {.timeout_s = 0.3});
+        const auto pair = world->group("pair", {1, 0});
+        const Tensor x = Tensor::ones({4}, DType::f32, gpu);
+        pair->all_reduce(x).wait();
+        CHECK(world->communicators() == 2);
+        x.to(kCpu);  // waits until the kernel has been aborted
+        bootstrap.all().barrier().wait();
+      });
+    });
+    CHECK(why.starts_with(
+        "all_reduce 0 of group pair sum f32 [4] did not end within 0.3 s on rank "));
+    CHECK(why.ends_with(": every rank came"));
   }
+}
+
+TEST_CASE("nccl: a group that a rank does not connect is reported, and so is a failure to") {
+  const auto why = [](const Plan& p) {
+    const FaultScope faults(p);
+    return test::error_of([] {
+      run_ranks(2, [](World& bootstrap) {
+        const Device gpu = gpu_of(bootstrap.rank());
+        const auto world = nccl_world(bootstrap, gpu, {.timeout_s = 0.3});
+        plan.size = 2;  // no fault until the world is connected
+        bootstrap.all().barrier().wait();
+        const auto turned = world->split("turned", {{1, 0}});
+        CHECK(world->communicators() == 1);
+        turned->all_reduce(Tensor::ones({4}, DType::f32, gpu)).wait();
+      });
+    });
+  };
+  CHECK(why({.fault = NcclFault::hang, .number = -1, .size = 0})
+            .starts_with("connecting group turned did not end within 0.3 s on rank "));
+  CHECK(why({.fault = NcclFault::error, .number = -1, .size = 0})
+            .ends_with("remote process exited or there was a network error"));
+}
+
+TEST_CASE("nccl: ranks that first use their groups in another order get an error") {
+  CHECK(test::error_of([] {
+          over_nccl(2, [](World& w, Device gpu) {
+            const auto one = w.split("one", {{1, 0}}), other = w.split("other", {{1, 0}});
+            const Tensor x = Tensor::ones({4}, DType::f32, gpu);
+            (w.rank() == 0 ? one : other)->all_reduce(x).wait();
+          });
+        }) ==
+        "rank 1: nccl: all ranks must first use their groups in the same order: rank 0 begins with "
+        "one "
+        "where rank 1 begins with other");
 }
 
 TEST_CASE("nccl: a rank that gives another shape is named") {
@@ -255,16 +363,17 @@ TEST_CASE("nccl: a rank that gives another shape is named") {
 }
 
 TEST_CASE("nccl: one communicator fails alone, and the whole job with it") {
-  const FaultScope faults({.fault = NcclFault::error, .size = 1});
+  const FaultScope faults({.fault = NcclFault::error, .size = 2});
   std::string heard[2];
   test::error_of([&] {
     run_ranks(2, [&](World& bootstrap) {
       const Device gpu = gpu_of(bootstrap.rank());
       const auto world = nccl_world(bootstrap, gpu);
-      const auto alone = world->group("alone", {0});
+      const auto pair = world->group("pair", {1, 0});
       const Tensor x = Tensor::ones({4}, DType::f32, gpu);
       heard[bootstrap.rank()] = test::error_of([&] {
-        if (alone) alone->all_reduce(x).wait();
+        pair->all_reduce(x).wait();
+        if (bootstrap.rank() == 0) plan.size = 0;  // rank 0 has no more faults
         for (;;) {
           world->all().all_reduce(x, Reduce::max).wait();
           std::this_thread::yield();

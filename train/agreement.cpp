@@ -1,0 +1,108 @@
+#include "weft/train/agreement.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <numeric>
+#include <random>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "weft/core/error.h"
+#include "weft/core/random.h"
+#include "weft/distributed/agree.h"
+#include "weft/io/crc32c.h"
+#include "weft/io/file.h"
+
+namespace weft::train {
+namespace {
+
+// A network file system may show a new file to another machine only after a while.
+constexpr int kLooks = 30;
+constexpr std::chrono::milliseconds kPause{100};
+// Rows that are compared. Two copies of the data that differ in one place only pass, but files of
+// other contents, order or tokenizers do not.
+constexpr std::int64_t kRows = 64;
+
+bool sees(const std::string& file, const std::string& text) {
+  for (int look = 0; look < kLooks; ++look) {
+    if (look > 0) std::this_thread::sleep_for(kPause);
+    try {
+      if (io::exists(file) && io::read_file(file) == text) return true;
+    } catch (const Error&) {  // it cannot be read, or not yet
+    }
+  }
+  return false;
+}
+
+// "rank 2 does" or "ranks 1, 3 do".
+std::string who_does(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) text += message("{}{}", i ? ", " : "", ranks[i]);
+  return text + (ranks.size() == 1 ? " does" : " do");
+}
+
+std::int64_t hash_of(const data::Batch& rows) {
+  std::uint32_t crc = 0;
+  for (const Tensor& t : {rows.inputs, rows.targets, rows.positions}) {
+    if (!t.defined()) continue;
+    const Tensor values = t.is_contiguous() ? t : t.clone();
+    const std::string type = message("{} {}", values.dtype(), values.shape());
+    crc = io::crc32c(type.data(), type.size(), crc);
+    if (values.numel() > 0)
+      crc = io::crc32c(values.raw(),
+                       static_cast<std::size_t>(values.numel()) * size_of(values.dtype()), crc);
+  }
+  return crc;
+}
+
+}  // namespace
+
+void check_shared_folder(distributed::World& world, const std::string& path) {
+  std::string text, file;
+  distributed::on_rank_0(world, [&] {
+    std::random_device random;
+    text = message("{}-{}", random(), random());
+    file = path + "/.shared-" + text;
+    io::write_file(file, text);
+  });
+  text = distributed::text_from(world, 0, text);
+  file = path + "/.shared-" + text;
+  const auto seen =
+      distributed::from_all(world, std::array{std::int64_t{world.rank() == 0 || sees(file, text)}});
+  distributed::on_rank_0(world, [&] { io::remove_all(file); });
+  std::vector<int> blind;
+  for (int r = 0; r < world.size(); ++r)
+    if (seen[static_cast<std::size_t>(r)][0] == 0) blind.push_back(r);
+  check(blind.empty(),
+        "--out: '{}' must be a folder that all ranks share, and {} not see what rank 0 writes "
+        "there; name one on a shared file system",
+        path, blind.empty() ? std::string() : who_does(blind));
+}
+
+void check_same_data(distributed::World& world, const data::Dataset& data,
+                     const std::string& what) {
+  const std::int64_t size = data.size(), count = std::min(size, kRows);
+  std::vector<std::int64_t> numbers;
+  for (std::int64_t i = 0; i < count; ++i)  // from the first row to the last
+    numbers.push_back(count > 1 ? static_cast<std::int64_t>(static_cast<double>(i) *
+                                                            static_cast<double>(size - 1) /
+                                                            static_cast<double>(count - 1))
+                                : 0);
+  const auto all = distributed::from_all(
+      world, std::array{size, count > 0 ? hash_of(data.rows(numbers)) : std::int64_t{0}});
+  const auto other =
+      std::find_if(all.begin(), all.end(), [&](const auto& a) { return a != all[0]; });
+  if (other == all.end()) return;
+  const auto rank = other - all.begin();
+  check((*other)[0] == all[0][0],
+        "{}: all ranks must read the same, and rank {} has {} rows where rank 0 has {}", what, rank,
+        (*other)[0], all[0][0]);
+  check(false,
+        "{}: all ranks must read the same, and rank {}'s {} rows have other contents than rank 0's",
+        what, rank, size);
+}
+
+}  // namespace weft::train
