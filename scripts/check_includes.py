@@ -35,7 +35,7 @@ ONLY = {"tokenizer": {"weft/core/error.h", "weft/io/json.h"}}
 ONE_PLACE = {  # header: the file that may include it
     "omp.h": "core/cpu/library_product.cpp",
 }
-MPI_FILE = re.compile(r"distributed/mpi_\w+\.cpp")
+MPI_FILE = re.compile(r"distributed/mpi_\w+\.cpp|tests/mpi_rules_program\.cpp")
 GPU_HEADER = re.compile(r"(cuda|cublas|cudnn|cufft|curand|nccl|nvtx|nvToolsExt|cooperative_groups|mma\.h)")
 # The only public header that needs another package; users include it explicitly.
 THIRD_PARTY_HEADERS = {"xtensor.h"}
