@@ -152,7 +152,7 @@ void NcclJob::begin(const Operation& op) {
   ready_.record(cuda::Stream::current(device_));
   ready_.wait(stream_);
   for (const Tensor& t : {op.out, op.in})
-    if (t.defined()) cuda::record_stream(t, stream_);
+    if (t.defined() && t.numel() > 0) cuda::record_stream(t, stream_);  // threads share empty ones
   const std::lock_guard lock(mutex_);
   check_system(failure_.empty(), "{}", failure_);
   calling_ = true;
