@@ -47,8 +47,10 @@ std::string NcclJob::failure() const {
 }
 
 void NcclJob::check_well() const {
-  const std::lock_guard lock(mutex_);
-  check_system(failure_.empty(), "{}", failure_);
+  std::string why = failure();
+  // Another rank tells before it aborts, and the watcher looks only now and then.
+  if (why.empty()) why = bootstrap_.failure();
+  check_system(why.empty(), "{}", why);
 }
 
 void NcclJob::fail(const std::string& why) {

@@ -1,5 +1,5 @@
-// The real NCCL library, where it is installed: it opens without a GPU. When Weft is compiled, every
-// declaration is compared with NCCL's header: cuda/nccl_library.cpp.
+// The real NCCL library, where it is installed: it opens without a GPU. When Weft is compiled,
+// every declaration is compared with NCCL's header: cuda/nccl_library.cpp.
 #include <dlfcn.h>
 #include <doctest/doctest.h>
 
