@@ -98,7 +98,8 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
   plan.micro_batches = step.micro_batches();
   plan.parameters = count_parameters(task.model);
   const auto sent = [&] { return step.ranks().world().stats().bytes_sent; };
-  const std::int64_t begin = trace.events(), sent_before = sent();
+  const std::int64_t begin = trace.events(), sent_before = sent(),
+                     moved_before = step.step().moved_bytes();
   std::vector<std::int64_t> sent_at;
   std::int64_t micro_batch = 0;
   step.step().on_phase([&](Phase phase) {
@@ -132,6 +133,10 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
              run = static_cast<double>(step.run_micro_batches());
   for (const Profiler::Entry& e : profiler.entries())
     if (e.phase != "start") plan.flops += e.work.flops * all / run;
+  plan.bytes_offloaded =
+      2 * step.step().state_file_bytes() +
+      static_cast<std::int64_t>(static_cast<double>(step.step().moved_bytes() - moved_before) *
+                                all / run);
   // Gradients leave after the last micro-batch, and the first one is like those left out.
   const std::int64_t of_first = sent_at.size() > 1 ? sent_at[1] - sent_at[0] : 0;
   plan.bytes_sent =

@@ -33,6 +33,8 @@ struct MemoryPlan {
   LiveBytes before_backward;      ///< when the first backward begins
   double flops = 0;               ///< with what is recomputed
   std::int64_t bytes_sent = 0;    ///< to other ranks
+  /// Out of the device's memory and back, by --offload. A step reads and writes all of the states.
+  std::int64_t bytes_offloaded = 0;
   std::vector<LiveBytes> course;  ///< of the step, after each allocation and free
   std::vector<Mark> marks;        ///< of `course`, in order
 

@@ -71,7 +71,8 @@ io::Json to_json(const MemoryPlan& plan) {
       .set("by_category", to_json(plan.peak))
       .set("modules", std::move(modules))
       .set("flops", plan.flops)
-      .set("bytes_sent", plan.bytes_sent);
+      .set("bytes_sent", plan.bytes_sent)
+      .set("bytes_offloaded", plan.bytes_offloaded);
 }
 
 }  // namespace weft::train

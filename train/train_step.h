@@ -55,6 +55,11 @@ class TrainStep {
   };
   NonFinite first_non_finite() const;
 
+  /// Bytes of activations that went out of the device's memory or came back so far.
+  std::int64_t moved_bytes() const { return offload_ ? offload_->moved_bytes() : 0; }
+  /// Bytes of optimizer states that are kept in a file.
+  std::int64_t state_file_bytes() const { return state_file_ ? state_file_->bytes() : 0; }
+
   /// Sets a function that is called when a phase of a micro-batch begins.
   void on_phase(const std::function<void(Phase)>& f) { schedule_->on_phase = on_phase_ = f; }
 

@@ -1,6 +1,8 @@
 // Plans of memory: equal to real steps byte for byte, by category, and their closed forms.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <mutex>
 
 #include "weft/core/memory_trace.h"
@@ -406,10 +408,11 @@ TEST_CASE("memory plan: what changes save and cost") {
     if (a.flags == "--tp 2 --dp 1") CHECK(a.plan.bytes_sent > 0);
     if (a.flags == "--dtype bf16") CHECK(a.rounds);
   }
-  CHECK(flags == std::vector<std::string>{"--micro-batch 2", "--recompute selective",
-                                          "--recompute full", "--tp 2 --dp 1", "--dtype bf16",
-                                          "--dtype fp8", "--state-dtype bf16", "--state-dtype f16",
-                                          "--state-dtype fp8"});
+  CHECK(flags == std::vector<std::string>{
+                     "--micro-batch 2", "--recompute selective", "--recompute full",
+                     "--offload activations", "--offload states", "--offload activations,states",
+                     "--tp 2 --dp 1", "--dtype bf16", "--dtype fp8", "--state-dtype bf16",
+                     "--state-dtype f16", "--state-dtype fp8"});
   CHECK(cheapest_fit(o, now, {}, now.peak.total()).flags.empty());
   const std::int64_t little_less = now.peak.total() - 1;
   CHECK(cheapest_fit(o, now, {}, little_less).flags == "--micro-batch 2");
@@ -417,6 +420,7 @@ TEST_CASE("memory plan: what changes save and cost") {
   // A change that doubles or halves may come twice, and its last value is shown. More ranks would
   // be one change.
   o.model.recompute = nn::Recompute::full;
+  o.offload.what = value_of(train::kOffloadWords, "activations,states", "--offload");
   const MemoryPlan full = plan_memory(o);
   o.micro_batch = 1;
   const std::int64_t least = plan_memory(o).peak.total();
@@ -427,6 +431,55 @@ TEST_CASE("memory plan: what changes save and cost") {
   CHECK(cheapest_fit(o, full, {}, least - 1).flags != "--micro-batch 1");
   CHECK(test::error_of([&] { cheapest_fit(o, now, {}, 1000); }) ==
         message("--fit: no 3 changes together bring {} bytes down to 1000", now.peak.total()));
+}
+
+TEST_CASE("memory plan: what offload saves and moves") {
+  GptOptions o = small();
+  o.machine.device = "meta";
+  o.model.dim = 256;
+  o.model.seq = 512;
+  o.model.layers = 4;
+  const MemoryPlan now = plan_memory(o);
+  CHECK(now.bytes_offloaded == 0);
+  const Rates rates{.tflops = 1, .link = 1, .host = 4};
+  const std::vector<Alternative> all = alternatives(o, now, rates);
+  const auto row = [&](const std::string& flags) {
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const auto& a) { return a.flags == flags; });
+    REQUIRE(found != all.end());
+    CHECK(!found->rounds);
+    CHECK(found->plan.flops == now.flops);
+    CHECK(std::abs(found->cost_s - static_cast<double>(found->plan.bytes_offloaded) / 4e9) < 1e-9);
+    return found->plan;
+  };
+  const MemoryPlan activations = row("--offload activations"), states = row("--offload states"),
+                   both = row("--offload activations,states");
+  // m and v are read and written; what blocks keep goes once and comes back once.
+  CHECK(states.bytes_offloaded == 2 * 8 * now.parameters);
+  CHECK(now.peak.by_category[kOptimizer] - states.peak.by_category[kOptimizer] ==
+        2 * tensors_of(o, 4));
+  CHECK(activations.peak.total() < now.peak.total() * 3 / 4);
+  CHECK(activations.bytes_offloaded / 2 > now.peak.total() - activations.peak.total());
+  CHECK(both.bytes_offloaded == activations.bytes_offloaded + states.bytes_offloaded);
+  CHECK(both.peak.total() < std::min(activations.peak.total(), states.peak.total()));
+  // Micro-batches of which the plan runs a part.
+  o.batch = 32;
+  o.micro_batch = 4;
+  o.offload.what = train::OffloadWhat::activations;
+  const MemoryPlan many = plan_memory(o);
+  CHECK(many.bytes_offloaded == 8 * activations.bytes_offloaded);
+  // One that is on already is not offered; the other is added to it.
+  std::vector<std::string> flags;
+  for (const Alternative& a : alternatives(o, many, rates))
+    if (a.flags.starts_with("--offload")) flags.push_back(a.flags);
+  CHECK(flags == std::vector<std::string>{"--offload activations,states"});
+  // A GPU's states stay on it.
+  o.machine.device = "meta:cuda";
+  o.offload.what = train::OffloadWhat::none;
+  flags.clear();
+  for (const Alternative& a : alternatives(o, plan_memory(o), rates))
+    if (a.flags.starts_with("--offload")) flags.push_back(a.flags);
+  CHECK(flags == std::vector<std::string>{"--offload activations"});
 }
 
 TEST_CASE("memory plan: sizes of memory") {
