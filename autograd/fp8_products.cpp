@@ -7,6 +7,7 @@
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/gemm.h"
+#include "weft/core/restorer.h"
 
 namespace weft::fp8 {
 namespace {
@@ -74,6 +75,7 @@ Quantized round_weight(const Products& p, const Tensor& weight, bool counts, boo
                        const LayerState* state) {
   const auto make = [&] {
     const CategoryScope category(state ? Category::parameter : Category::activation);
+    const RestoredScope numbers(weight.storage());
     return round(p, weight.alias({p.count * p.outputs, p.inputs}, {p.inputs, 1}, 0),
                  p.weight_groups(), kForward, Operand::weight, {kBlock, kBlock}, counts,
                  {.rows = true, .columns = columns}, {});

@@ -108,11 +108,27 @@ class LocalOptimizer : public ParallelOptimizer {
   }
   Tensor counted_squares() const override { return inner_->sum_of_squares(); }
 
+ protected:
+  void each(const std::function<void(optim::Optimizer&)>& f) override { f(*inner_); }
+
  private:
   std::unique_ptr<optim::Optimizer> inner_;
 };
 
 }  // namespace
+
+void ParallelOptimizer::store_as_masters(const std::vector<Tensor>& parameters) {
+  check(!is_sharded(), "optimizer: a sharded optimizer cannot store parameters as masters alone");
+  each([&](optim::Optimizer& o) { o.store_as_masters(parameters); });
+}
+
+void ParallelOptimizer::restore_values() {
+  each([](optim::Optimizer& o) { o.restore_values(); });
+}
+
+void ParallelOptimizer::release_values() {
+  each([](optim::Optimizer& o) { o.release_values(); });
+}
 
 bool includes(Members members, const BucketLayout& bucket) {
   return members == Members::all || (members == Members::experts) == bucket.expert;
@@ -228,6 +244,10 @@ optim::StepResult ChainedOptimizer::step(const optim::GradClip& clip) {
   optim::StepResult result;
   for (const auto& child : children_) result.skipped |= child->step(clip).skipped;
   return result;
+}
+
+void ChainedOptimizer::each(const std::function<void(optim::Optimizer&)>& f) {
+  for (const auto& child : children_) child->each(f);
 }
 
 void ChainedOptimizer::wait() {

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -49,6 +50,11 @@ class ParallelOptimizer {
   /// Whether a forward pass must call wait().
   virtual bool is_sharded() const { return false; }
 
+  /// These three are those of optim::Optimizer. Throws Error if it is sharded.
+  void store_as_masters(const std::vector<Tensor>& parameters);
+  void restore_values();
+  void release_values();
+
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
   virtual std::int64_t steps() const = 0;
@@ -75,6 +81,9 @@ class ParallelOptimizer {
 
  protected:
   explicit ParallelOptimizer(Ddp* ddp) : ddp_(ddp) {}
+  friend class ChainedOptimizer;
+  /// Calls f with each optimizer that updates parameters.
+  virtual void each(const std::function<void(optim::Optimizer&)>& f) = 0;
   Ddp* ddp_;
 
  private:
@@ -112,6 +121,7 @@ class RangeOptimizer : public ParallelOptimizer {
   /// Adds the elements of a parameter from `begin` on, stored in `values`. Exactly one of the ranks
   /// that hold a copy passes `first`.
   void add(std::size_t parameter, std::int64_t begin, const Tensor& values, bool first);
+  void each(const std::function<void(optim::Optimizer&)>& f) override { f(*inner_); }
   /// Call it when all ranges are added.
   void make(const optim::AnyOptions& options);
   std::unique_ptr<optim::Optimizer> inner_;
@@ -149,6 +159,9 @@ class ChainedOptimizer : public ParallelOptimizer {
   SlicedTensors state() const override;
   void load_state(const ShardFiles& files) override;
   Tensor counted_squares() const override;
+
+ protected:
+  void each(const std::function<void(optim::Optimizer&)>& f) override;
 
  private:
   std::vector<std::unique_ptr<ParallelOptimizer>> children_;

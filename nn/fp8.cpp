@@ -57,6 +57,14 @@ void check_fp8(const Module& model) {
   });
 }
 
+std::vector<Tensor> fp8_weights(const Module& model) {
+  std::vector<Tensor> weights;
+  each_layer(model, [&](const std::string&, const Tensor& weight, fp8::LayerState&) {
+    weights.push_back(weight);
+  });
+  return weights;
+}
+
 bool is_fp8_state(const std::string& name) {
   return name.ends_with("fp8_history") || name.ends_with("fp8_scale");
 }

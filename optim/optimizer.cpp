@@ -1,5 +1,6 @@
 #include "weft/optim/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -11,9 +12,28 @@
 #include "weft/core/kernels/remainder.h"
 #include "weft/core/profile.h"
 #include "weft/core/random.h"
+#include "weft/core/restorer.h"
 #include "weft/optim/state_memory.h"
 
 namespace weft::optim {
+namespace {
+
+/// Rounds a master weight to its parameter.
+class FromMaster : public Restorer {
+ public:
+  FromMaster(const Tensor& master, DType dtype) : master_(master), dtype_(dtype) {}
+  void restore(Storage& s) override {
+    const CategoryScope category(Category::parameter);
+    const Tensor values = master_.to(dtype_);
+    move_block(values.storage(), &s);
+  }
+
+ private:
+  const Tensor master_;
+  const DType dtype_;
+};
+
+}  // namespace
 
 Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rules, double lr,
                      double weight_decay, const std::optional<std::vector<ParamSettings>>& settings)
@@ -79,7 +99,7 @@ void Optimizer::add_masters(MasterWeights form) {
       kept = StateMemory::zeros(t.shape(), DType::f32, t.device());
       kept.copy_(t.detach());
     }
-    masters_.push_back({kept, t.version()});
+    masters_.push_back({.kept = kept, .version = t.version()});
   }
 }
 
@@ -137,7 +157,7 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   const Tensor master = has_master(i) ? masters_[i].kept : Tensor();
   const bool copied = master.defined() && master_form_ == MasterWeights::f32;
   slot.param = copied ? master.raw() : p.raw();
-  slot.half_copy = copied ? p.raw() : nullptr;
+  slot.half_copy = copied && !masters_[i].alone ? p.raw() : nullptr;
   slot.copy_dtype = copied ? p.dtype() : DType::bf16;
   slot.remainder = master.defined() && !copied ? master.raw() : nullptr;
   slot.grad = g.raw();
@@ -176,6 +196,56 @@ void Optimizer::before_write(const std::vector<std::size_t>& written) {
   reset_stale_masters();
   for (const std::size_t i : written) parameters_[i].tensor.bump_version();
   keep_masters();
+  release_alone();
+}
+
+void Optimizer::store_as_masters(const std::vector<Tensor>& parameters) {
+  reset_stale_masters();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& p = parameters_[i].tensor;
+    if (std::none_of(parameters.begin(), parameters.end(),
+                     [&](const Tensor& t) { return t.impl() == p.impl(); }))
+      continue;
+    const char* name = parameters_[i].name.c_str();
+    check(has_master(i) && master_form_ == MasterWeights::f32,
+          "optimizer: {} needs an f32 master weight to be stored as one", name);
+    const auto bytes = p.numel() * static_cast<std::int64_t>(size_of(p.dtype()));
+    check(p.is_contiguous() && p.storage()->bytes == bytes,
+          "optimizer: {} must have memory of its own to be stored as a master weight, got {} of {} "
+          "bytes",
+          name, bytes, p.storage()->bytes);
+    any_alone_ |= masters_[i].alone = bytes > 0;
+  }
+  release_alone();
+}
+
+// The values come from masters that may be in a file that ends with the optimizer.
+Optimizer::~Optimizer() {
+  for (std::size_t i = 0; any_alone_ && i < masters_.size(); ++i) try {
+      if (masters_[i].alone) restore_storage(parameters_[i].tensor.storage());
+    } catch (const Error&) {
+      // Whoever reads the parameter gets an error.
+    }
+}
+
+void Optimizer::restore_values() {
+  for (std::size_t i = 0; any_alone_ && i < masters_.size(); ++i)
+    if (masters_[i].alone) restore_storage(parameters_[i].tensor.storage());
+}
+
+void Optimizer::release_values() {
+  if (!any_alone_) return;
+  reset_stale_masters();
+  release_alone();
+}
+
+// Call it when the master weights are current.
+void Optimizer::release_alone() {
+  for (std::size_t i = 0; any_alone_ && i < masters_.size(); ++i) {
+    const Tensor& p = parameters_[i].tensor;
+    if (masters_[i].alone && !p.storage()->released)
+      release_until_needed(p.storage(), new FromMaster(masters_[i].kept, p.dtype()));
+  }
 }
 
 void Optimizer::keep_masters() {
@@ -247,10 +317,13 @@ const StepNumbers* Optimizer::numbers_on_device(std::function<StepNumbers()> num
 
 void Optimizer::count_replays(cuda::Graph& graph) {
   std::vector<const void*> places;
-  for (const std::size_t i : with_gradient()) places.push_back(parameters_[i].tensor.raw());
-  graph.check_replay([this, written = with_gradient_, places] {
+  const auto place_of = [this](std::size_t i) -> const void* {
+    return has_master(i) && masters_[i].alone ? nullptr : parameters_[i].tensor.raw();
+  };
+  for (const std::size_t i : with_gradient()) places.push_back(place_of(i));
+  graph.check_replay([this, place_of, written = with_gradient_, places] {
     for (std::size_t k = 0; k < written.size(); ++k)
-      check(parameters_[written[k]].tensor.raw() == places[k],
+      check(place_of(written[k]) == places[k],
             "optimizer: {} has moved since the step was captured; capture it again",
             parameters_[written[k]].name);
   });

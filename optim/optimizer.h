@@ -62,7 +62,7 @@ concept Trainable = requires(const M& module) {
 /// changes dtype or device, but the states do not follow: create the optimizer after to().
 class Optimizer {
  public:
-  virtual ~Optimizer() = default;
+  virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -102,6 +102,18 @@ class Optimizer {
   /// Declares that the parameters still match the master weights. Call it after copying parameters
   /// from a source that was rounded from the masters (a ZeRO all-gather).
   void keep_masters();
+
+  /// From now on those of these parameters that it updates have no memory of their own: their
+  /// values are their f32 master weights, rounded when they are needed. For weights that layers
+  /// read as FP8 codes, which they make from such values for the time of one call; other code
+  /// reads or writes them after restore_values() only.
+  /// Destruction gives them their values. Throws Error unless they have f32 master weights and
+  /// memory that is not shared with others.
+  void store_as_masters(const std::vector<Tensor>& parameters);
+  /// Gives them their values until the next release_values() or step().
+  void restore_values();
+  /// Takes them back. A parameter that was written in between resets its master weight first.
+  void release_values();
 
   /// Copies of the state: "step" (i64, one element), for each parameter "<name>.<state>" as f32
   /// (f64 for an f64 model), whatever dtype the state has, and "<name>.master" (f32) where there is
@@ -153,12 +165,15 @@ class Optimizer {
   struct Master {
     Tensor kept;            ///< f32, or remainders (u8, two per value); null: no master
     std::uint32_t version;  ///< version of the parameter when both last agreed
+    bool alone = false;     ///< the parameter has no memory of its own
   };
   /// Resets the master weight of each parameter that other code has written.
   void reset_stale_masters();
   /// Prepares a write of these parameters: resets stale master weights and counts the writes. Call
   /// it before the first write, because several parameters may be views of one storage.
   void before_write(const std::vector<std::size_t>& written);
+  /// Releases the parameters that store_as_masters() named.
+  void release_alone();
   /// The parameters that have a gradient. Reused, so that a step allocates nothing.
   const std::vector<std::size_t>& with_gradient();
   /// Makes each replay of the step being captured count as an update.
@@ -176,6 +191,7 @@ class Optimizer {
   };
   std::vector<Draws> draws_;
   std::vector<Master> masters_;
+  bool any_alone_ = false;
   std::vector<std::size_t> with_gradient_;
 };
 

@@ -97,6 +97,8 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
   plan.rank = rank;
   plan.micro_batches = step.micro_batches();
   plan.parameters = count_parameters(task.model);
+  if (options.machine.is_fp8())
+    for (const Tensor& w : nn::fp8_weights(task.model)) plan.in_fp8 += w.numel();
   const auto sent = [&] { return step.ranks().world().stats().bytes_sent; };
   const std::int64_t begin = trace.events(), sent_before = sent(),
                      moved_before = step.step().moved_bytes();
@@ -144,7 +146,7 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
   return plan;
 }
 
-ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks) {
+ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks, double fp8_share) {
   const DType dtype = o.machine.model_dtype();
   const auto width = [&](DType t) {
     constexpr double kScale = 1.0 / 32;  // a byte for a block of values
@@ -152,6 +154,10 @@ ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks) {
            (t == DType::e4m3 ? kScale : 0);
   };
   ParameterBytes bytes{.weight = width(dtype), .gradient = width(DType::f32), .optimizer = 0};
+  if (o.machine.fp8_weights) bytes.weight *= 1 - fp8_share;
+  const bool transposed = planned_device(o).is_gpu() && o.machine.fp8_recipe != Fp8Recipe::block &&
+                          o.machine.fp8_backward == fp8::BackwardOverride::none;
+  bytes.weight += fp8_share * (transposed ? 2 : 1);
   const OptimizerOptions& opt = o.optimizer;
   if (opt.kind == optim::Kind::adamw)
     bytes.optimizer = width(opt.state_dtype) + width(opt.second_moment_dtype());

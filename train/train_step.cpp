@@ -47,6 +47,7 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
                                            {.bucket_size = options.parallel.bucket_size,
                                             .shard = options.parallel.zero,
                                             .count_zeros = options.run.norms});
+  if (options.machine.fp8_weights) optimizer_->store_as_masters(nn::fp8_weights(task_.model));
   const bool shards = optimizer_->is_sharded();
   const bool by_part = shards && task_.model.shard_members() & nn::Shard::kBeforeUse;
   if (const double scale = options.loss_scale(); scale > 0)
@@ -267,6 +268,7 @@ StepResult TrainStep::operator()(std::int64_t step, const data::Batch& rows) {
         "train step: rows must have {} targets as at the first step, got {}", targets_per_row_,
         rows.targets_per_row());
   targets_per_row_ = rows.targets_per_row();
+  optimizer_->release_values();  // what a checkpoint or a sample has read
   reset_peak(device_);
   StepResult result;
   result.lr = lr_.at(step);
@@ -337,6 +339,7 @@ std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
 }
 
 TrainStep::NonFinite TrainStep::first_non_finite() const {
+  optimizer_->restore_values();
   const auto parameters = task_.model.named_parameters();
   for (const auto& p : parameters)
     if (!all_finite(p.tensor)) return {message("parameter {}", p.name), true};
@@ -347,10 +350,12 @@ TrainStep::NonFinite TrainStep::first_non_finite() const {
 
 distributed::SlicedTensors TrainStep::model_slices() {
   optimizer_->wait();
+  optimizer_->restore_values();
   return distributed::model_slices(task_.model.state_dict(), ranks_.mesh(), layout_);
 }
 
 void TrainStep::load_weights(const distributed::ShardFiles& model) {
+  optimizer_->restore_values();
   // A file of weights may come from a run without delayed scales, or from one with them.
   const StateDict own = task_.model.state_dict();
   StateDict given = distributed::read_model(own, layout_, model);
@@ -362,6 +367,7 @@ void TrainStep::load_weights(const distributed::ShardFiles& model) {
 
 void TrainStep::load(const distributed::ShardFiles& model,
                      const distributed::ShardFiles& optimizer) {
+  optimizer_->restore_values();
   task_.model.load_state_dict(distributed::read_model(task_.model.state_dict(), layout_, model));
   optimizer_->load_state(optimizer);
 }

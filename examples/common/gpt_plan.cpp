@@ -127,6 +127,10 @@ constexpr Change kChanges[] = {
                      o.machine.model_dtype() == DType::bf16 &&
                          o.optimizer.master_weights == optim::MasterWeights::f32);
      }},
+    {false,
+     [](GptOptions& o) {
+       return set_to(o.machine.fp8_weights, true, "--fp8-weights", o.machine.is_fp8());
+     }},
     {true,
      [](GptOptions& o) {
        return set_to(o.machine.dtype, DType::bf16, "--dtype bf16",

@@ -8,6 +8,7 @@
 #include "weft/core/memory_trace.h"
 #include "weft/core/random.h"
 #include "weft/examples/common/gpt_plan.h"
+#include "weft/nn/fp8.h"
 #include "weft/tests/examples/gpt_step.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
@@ -172,6 +173,13 @@ const Case kAlone[] = {
        o.model.arch = nn::Arch::llama;
        o.model.recompute = nn::Recompute::full;
      }},
+    {"fp8 weights", fp8, [](GptOptions& o) { o.machine.fp8_weights = true; }},
+    {"fp8 weights by block, mtp", fp8,
+     [](GptOptions& o) {
+       o.machine.fp8_weights = true;
+       o.machine.fp8_recipe = train::Fp8Recipe::block;
+       o.model.mtp.depths = 1;
+     }},
     {"experts", experts, [](GptOptions&) {}},
     {"experts, full recompute", experts,
      [](GptOptions& o) { o.model.recompute = nn::Recompute::full; }},
@@ -233,7 +241,7 @@ struct Layout {
   const char* what;
   GptOptions (*base)();
   std::int64_t tp, ep;
-  bool sp, zero, delays = false;
+  bool sp, zero, delays = false, fp8_weights = false;
 };
 constexpr Layout kLayouts[] = {
     {"dp", small, 1, 1, false, false},
@@ -244,6 +252,8 @@ constexpr Layout kLayouts[] = {
     {"tp", small, 2, 1, false, false},
     {"tp + sp", small, 2, 1, true, false},
     {"bf16, tp + sp", bf16, 2, 1, true, false},
+    {"fp8 weights, dp", fp8, 1, 1, false, false, false, true},
+    {"fp8 weights, tp + sp", fp8, 2, 1, true, false, false, true},
     {"experts, ep", experts, 1, 2, false, true},
     {"experts, ep, delayed gradients", experts, 1, 2, false, true, true}};
 
@@ -260,6 +270,7 @@ TEST_CASE("memory plan: equals a real step of two ranks, by category") {
       o.parallel.sp = l.sp;
       o.parallel.zero = l.zero;
       o.parallel.delay_weight_gradients = l.delays;
+      o.machine.fp8_weights = l.fp8_weights;
       const LiveBytes real = real_peak(o, train::Ranks(w, o));
       const MemoryPlan plan = planned(o, w.rank());
       const std::lock_guard lock(mutex);
@@ -347,6 +358,26 @@ TEST_CASE("memory plan: bytes a parameter by closed forms") {
   CHECK(train::parameter_bytes(low, 1).total() == 10 + 2.0 / 32);
   CHECK(weights_and_states(plan_memory(low)) >= 6 + 2.0 / 32);
   CHECK(weights_and_states(plan_memory(low)) < 1.02 * (6 + 2.0 / 32));
+  // Codes, and transposed ones for a GPU's products; with --fp8-weights nothing else.
+  for (const char* device : {"meta", "meta:cuda"})
+    for (const bool alone : {false, true}) {
+      GptOptions o = wide(kStates[1]);
+      o.machine.device = device;
+      o.machine.dtype = DType::e4m3;
+      o.machine.fp8_weights = alone;
+      o.model.seq = 256;  // the peak is not where a weight is rounded
+      const MemoryPlan plan = plan_memory(o);
+      const double share = static_cast<double>(plan.in_fp8) / static_cast<double>(plan.parameters);
+      const std::int64_t codes = o.machine.device == "meta" ? 1 : 2;
+      CHECK(train::parameter_bytes(o, 1, share).weight ==
+            2 * (alone ? 1 - share : 1) + static_cast<double>(codes) * share);
+      const GptTask gpt(o);
+      std::int64_t exact = tensors_of(o, 2);
+      for (const Tensor& w : nn::fp8_weights(gpt.model))
+        exact += codes * size_class_bytes(w.numel()) + size_class_bytes(4) -
+                 (alone ? size_class_bytes(2 * w.numel()) : 0);
+      CHECK(plan.peak.by_category[kParameter] == exact);
+    }
   // 6 + 12 / dp: weights and gradients on every rank, masters and moments divided.
   for (const int dp : {2, 8, 64}) {
     GptOptions o = wide(kStates[1]);
