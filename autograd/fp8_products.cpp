@@ -81,6 +81,8 @@ Quantized round_weight(const Products& p, const Tensor& weight, bool counts, boo
                  {.rows = true, .columns = columns}, {});
   };
   if (!state) return make();
+  if (const Quantized* const codes = state->weight.given(weight, columns, p.weight_groups()))
+    return *codes;
   return state->weight.get(weight, settings_of(p, counts), columns, make);
 }
 

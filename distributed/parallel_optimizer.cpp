@@ -86,6 +86,9 @@ class LocalOptimizer : public ParallelOptimizer {
   double lr() const override { return inner_->lr(); }
   void set_lr(double lr) override { inner_->set_lr(lr); }
   std::int64_t steps() const override { return inner_->steps(); }
+  void store_as_masters(const std::vector<Tensor>& p) override { inner_->store_as_masters(p); }
+  void restore_values() override { inner_->restore_values(); }
+  void release_values() override { inner_->release_values(); }
   Tensor parameter_norm() const override { return inner_->parameter_norm(); }
   Tensor zero_gradients() const override {
     const NoGradGuard off;
@@ -108,27 +111,11 @@ class LocalOptimizer : public ParallelOptimizer {
   }
   Tensor counted_squares() const override { return inner_->sum_of_squares(); }
 
- protected:
-  void each(const std::function<void(optim::Optimizer&)>& f) override { f(*inner_); }
-
  private:
   std::unique_ptr<optim::Optimizer> inner_;
 };
 
 }  // namespace
-
-void ParallelOptimizer::store_as_masters(const std::vector<Tensor>& parameters) {
-  check(!is_sharded(), "optimizer: a sharded optimizer cannot store parameters as masters alone");
-  each([&](optim::Optimizer& o) { o.store_as_masters(parameters); });
-}
-
-void ParallelOptimizer::restore_values() {
-  each([](optim::Optimizer& o) { o.restore_values(); });
-}
-
-void ParallelOptimizer::release_values() {
-  each([](optim::Optimizer& o) { o.release_values(); });
-}
 
 bool includes(Members members, const BucketLayout& bucket) {
   return members == Members::all || (members == Members::experts) == bucket.expert;
@@ -246,8 +233,16 @@ optim::StepResult ChainedOptimizer::step(const optim::GradClip& clip) {
   return result;
 }
 
-void ChainedOptimizer::each(const std::function<void(optim::Optimizer&)>& f) {
-  for (const auto& child : children_) child->each(f);
+void ChainedOptimizer::store_as_masters(const std::vector<Tensor>& parameters) {
+  for (const auto& child : children_) child->store_as_masters(parameters);
+}
+
+void ChainedOptimizer::restore_values() {
+  for (const auto& child : children_) child->restore_values();
+}
+
+void ChainedOptimizer::release_values() {
+  for (const auto& child : children_) child->release_values();
 }
 
 void ChainedOptimizer::wait() {

@@ -1,5 +1,4 @@
 #pragma once
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -50,10 +49,12 @@ class ParallelOptimizer {
   /// Whether a forward pass must call wait().
   virtual bool is_sharded() const { return false; }
 
-  /// These three are those of optim::Optimizer. Throws Error if it is sharded.
-  void store_as_masters(const std::vector<Tensor>& parameters);
-  void restore_values();
-  void release_values();
+  /// See optim::Optimizer. A sharded optimizer does so by DdpOptions::fp8_weights.
+  virtual void store_as_masters(const std::vector<Tensor>& parameters) = 0;
+  /// Gives parameters that have no memory of their own their values, until the next
+  /// release_values() or step(). All ranks call both together.
+  virtual void restore_values() = 0;
+  virtual void release_values() = 0;
 
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
@@ -81,9 +82,6 @@ class ParallelOptimizer {
 
  protected:
   explicit ParallelOptimizer(Ddp* ddp) : ddp_(ddp) {}
-  friend class ChainedOptimizer;
-  /// Calls f with each optimizer that updates parameters.
-  virtual void each(const std::function<void(optim::Optimizer&)>& f) = 0;
   Ddp* ddp_;
 
  private:
@@ -110,6 +108,9 @@ class RangeOptimizer : public ParallelOptimizer {
   double lr() const override { return inner_->lr(); }
   void set_lr(double lr) override { inner_->set_lr(lr); }
   std::int64_t steps() const override { return inner_->steps(); }
+  void store_as_masters(const std::vector<Tensor>& p) override { inner_->store_as_masters(p); }
+  void restore_values() override { inner_->restore_values(); }
+  void release_values() override { inner_->release_values(); }
   SlicedTensors state() const override;
   void load_state(const ShardFiles& files) override;
   Tensor counted_squares() const override;
@@ -121,7 +122,6 @@ class RangeOptimizer : public ParallelOptimizer {
   /// Adds the elements of a parameter from `begin` on, stored in `values`. Exactly one of the ranks
   /// that hold a copy passes `first`.
   void add(std::size_t parameter, std::int64_t begin, const Tensor& values, bool first);
-  void each(const std::function<void(optim::Optimizer&)>& f) override { f(*inner_); }
   /// Call it when all ranges are added.
   void make(const optim::AnyOptions& options);
   std::unique_ptr<optim::Optimizer> inner_;
@@ -156,12 +156,12 @@ class ChainedOptimizer : public ParallelOptimizer {
   /// The other children keep the ratio to the first that they had at construction.
   void set_lr(double lr) override;
   std::int64_t steps() const override { return children_[0]->steps(); }
+  void store_as_masters(const std::vector<Tensor>& parameters) override;
+  void restore_values() override;
+  void release_values() override;
   SlicedTensors state() const override;
   void load_state(const ShardFiles& files) override;
   Tensor counted_squares() const override;
-
- protected:
-  void each(const std::function<void(optim::Optimizer&)>& f) override;
 
  private:
   std::vector<std::unique_ptr<ParallelOptimizer>> children_;

@@ -158,6 +158,8 @@ ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks, double
   const bool transposed = planned_device(o).is_gpu() && o.machine.fp8_recipe != Fp8Recipe::block &&
                           o.machine.fp8_backward == fp8::BackwardOverride::none;
   bytes.weight += fp8_share * (transposed ? 2 : 1);
+  if (o.machine.fp8_weights && o.parallel.zero)
+    bytes.weight += fp8_share * 2 / static_cast<double>(data_ranks);
   const OptimizerOptions& opt = o.optimizer;
   if (opt.kind == optim::Kind::adamw)
     bytes.optimizer = width(opt.state_dtype) + width(opt.second_moment_dtype());

@@ -45,8 +45,9 @@ void check_fp8_weights(const Options& o) {
   weft::check(o.optimizer.master_weights == optim::MasterWeights::f32,
               "--fp8-weights: needs --master-weights f32, got {}",
               word_of(optim::kMasterWeightsWords, o.optimizer.master_weights));
-  weft::check(!o.parallel.zero,
-              "--fp8-weights: needs each rank's master weights, and --zero divides them");
+  weft::check(!o.parallel.zero || o.machine.recipe()->scaling == fp8::Scaling::current,
+              "--fp8-weights: with --zero needs --fp8-recipe current or current-pow2, got {}",
+              word_of(kFp8RecipeWords, o.machine.fp8_recipe));
   weft::check(o.machine.fp8_backward != fp8::BackwardOverride::high_precision,
               "--fp8-weights: needs --fp8-backward fp8 or dequantized, got high-precision");
 }

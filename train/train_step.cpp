@@ -42,11 +42,12 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
         device_);
   std::optional<optim::StateMemory> outside;
   if (away.has(OffloadWhat::states)) outside.emplace(state_file_.emplace(device_, away.folder));
-  optimizer_ = distributed::make_optimizer(task_.model, ranks.mesh(), layout_,
-                                           options.optimizer.any_options(options.machine.seed),
-                                           {.bucket_size = options.parallel.bucket_size,
-                                            .shard = options.parallel.zero,
-                                            .count_zeros = options.run.norms});
+  optimizer_ = distributed::make_optimizer(
+      task_.model, ranks.mesh(), layout_, options.optimizer.any_options(options.machine.seed),
+      {.bucket_size = options.parallel.bucket_size,
+       .shard = options.parallel.zero,
+       .fp8_weights = options.machine.fp8_weights ? fp8_recipe_ : std::nullopt,
+       .count_zeros = options.run.norms});
   if (options.machine.fp8_weights) optimizer_->store_as_masters(nn::fp8_weights(task_.model));
   const bool shards = optimizer_->is_sharded();
   const bool by_part = shards && task_.model.shard_members() & nn::Shard::kBeforeUse;
@@ -291,6 +292,7 @@ StepResult TrainStep::operator()(std::int64_t step, const data::Batch& rows) {
 
 std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
   optimizer_->wait();
+  optimizer_->release_values();
   struct EvalScope {
     explicit EvalScope(nn::Module& m) : model(m) { model.eval(); }
     ~EvalScope() { model.train(); }

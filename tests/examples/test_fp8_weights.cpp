@@ -30,10 +30,19 @@ struct Run : test::SmallRun {
   }
 };
 
+std::vector<std::string> files(const Run& run, const char* part) {
+  std::vector<std::string> contents;
+  for (const std::string& name : io::find_checkpoint(run.options.out)->shards(part))
+    contents.push_back(io::read_file(name));
+  return contents;
+}
+
+// With --zero the states in a rank's file are those of its slices, which are others.
 void check_same(const Run& a, const Run& b) {
   CHECK(a.values("loss") == b.values("loss"));
   CHECK(a.values("val_loss") == b.values("val_loss"));
-  CHECK(a.files() == b.files());
+  CHECK(files(a, "model") == files(b, "model"));
+  if (!a.options.parallel.zero) CHECK(files(a, "optim") == files(b, "optim"));
 }
 
 void check_less(const Run& alone, const Run& plain) {
@@ -72,6 +81,20 @@ TEST_CASE("fp8 weights: ranks, backward in bf16, samples, offload") {
   };
   constexpr Case kCases[] = {
       {"dp", 0, [](GptOptions& o) { o.parallel.ranks = 2; }},
+      {"zero", 0, [](GptOptions& o) { o.parallel = {.ranks = 2, .zero = true}; }},
+      {"zero, experts, states in fp8", 2,
+       [](GptOptions& o) {
+         o.parallel = {.ranks = 2, .ep = 2, .zero = true};
+         o.optimizer.state_dtype = DType::e4m3;
+       }},
+      {"zero, three ranks, powers of two", 2,
+       [](GptOptions& o) {
+         o.parallel = {.ranks = 3, .zero = true};
+         o.batch = 6;
+         o.machine.fp8_recipe = Fp8Recipe::current_pow2;
+       }},
+      {"zero, tp + sp", 0,
+       [](GptOptions& o) { o.parallel = {.ranks = 4, .tp = 2, .sp = true, .zero = true}; }},
       {"tp + sp", 0,
        [](GptOptions& o) {
          o.parallel = {.ranks = 2, .tp = 2, .sp = true, .tp_overlap = Overlap::ring};
@@ -101,6 +124,24 @@ TEST_CASE("fp8 weights: ranks, backward in bf16, samples, offload") {
     }
     check_less(alone, plain);
   }
+}
+
+TEST_CASE("fp8 weights: --zero goes on from any run, and any run from it") {
+  Run whole(kRunKinds[2], false), turned(kRunKinds[2], false);
+  struct Part {
+    std::int64_t steps;
+    bool alone, zero;
+  };
+  whole.options.parallel.ranks = turned.options.parallel.ranks = 2;
+  REQUIRE(whole.train(8) == 0);
+  for (const Part& p :
+       {Part{2, false, false}, Part{4, true, true}, Part{6, true, false}, Part{8, true, true}}) {
+    turned.options.machine.fp8_weights = p.alone;
+    turned.options.parallel.zero = p.zero;
+    REQUIRE(turned.train(p.steps, p.steps > 2) == 0);
+  }
+  CHECK(turned.values("loss") == whole.values("loss"));
+  CHECK(turned.values("val_loss") == whole.values("val_loss"));
 }
 
 TEST_CASE("fp8 weights: masters in a file") {

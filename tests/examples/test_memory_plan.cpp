@@ -253,6 +253,7 @@ constexpr Layout kLayouts[] = {
     {"tp + sp", small, 2, 1, true, false},
     {"bf16, tp + sp", bf16, 2, 1, true, false},
     {"fp8 weights, dp", fp8, 1, 1, false, false, false, true},
+    {"fp8 weights, zero", fp8, 1, 1, false, true, false, true},
     {"fp8 weights, tp + sp", fp8, 2, 1, true, false, false, true},
     {"experts, ep", experts, 1, 2, false, true},
     {"experts, ep, delayed gradients", experts, 1, 2, false, true, true}};
@@ -387,6 +388,16 @@ TEST_CASE("memory plan: bytes a parameter by closed forms") {
     const double planned = weights_and_states(plan_memory(o));
     CHECK(planned >= 2 + 12.0 / dp);
     CHECK(planned < 1.05 * (2 + 12.0 / dp));
+    // Codes on every rank; bf16, masters and moments divided.
+    o.machine.dtype = DType::e4m3;
+    o.machine.fp8_weights = true;
+    o.model.seq = 256;
+    const MemoryPlan plan = plan_memory(o);
+    const double share = static_cast<double>(plan.in_fp8) / static_cast<double>(plan.parameters);
+    const double closed = (1 - share) * 2 + share * (2 + 2.0 / dp) + 12.0 / dp;
+    CHECK(std::abs(train::parameter_bytes(o, dp, share).total() - (closed + 4)) < 1e-12);
+    CHECK(weights_and_states(plan) >= closed);
+    CHECK(weights_and_states(plan) < 1.05 * closed);
   }
 }
 
