@@ -1,6 +1,5 @@
 #include "weft/optim/optimizer.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -16,25 +15,6 @@
 #include "weft/optim/state_memory.h"
 
 namespace weft::optim {
-namespace {
-
-/// Rounds a master weight to its parameter.
-class FromMaster : public Restorer {
- public:
-  FromMaster(const Tensor& master, DType dtype) : master_(master), dtype_(dtype) {}
-  void restore(Storage& s) override {
-    const CategoryScope category(Category::parameter);
-    const Tensor values = master_.to(dtype_);
-    move_block(values.storage(), &s);
-  }
-
- private:
-  const Tensor master_;
-  const DType dtype_;
-};
-
-}  // namespace
-
 Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rules, double lr,
                      double weight_decay, const std::optional<std::vector<ParamSettings>>& settings)
     : parameters_(std::move(parameters)), lr_(lr) {
@@ -55,6 +35,8 @@ Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rule
         "optimizer: settings must have one entry for each of {} parameters, got {}",
         parameters_.size(), settings_.size());
   set_lr(lr);
+  if (!parameters_.empty() && parameters_[0].tensor.device().is_gpu())
+    outside_ = StateMemory::current();
 }
 
 void Optimizer::set_lr(double lr) {
@@ -70,6 +52,7 @@ std::size_t Optimizer::add_state(const char* name, DType dtype) {
     const Tensor& t = p.tensor;
     const DType kept = t.dtype() == DType::f64 ? DType::f64 : dtype;
     state.tensors.push_back(StateMemory::zeros(t.shape(), kept, t.device()));
+    send_away(state.tensors.back());
     Tensor scale;
     if (kept == DType::f16) scale = Tensor::zeros({}, DType::f32, t.device());
     if (kept == DType::e4m3)
@@ -99,6 +82,7 @@ void Optimizer::add_masters(MasterWeights form) {
       kept = StateMemory::zeros(t.shape(), DType::f32, t.device());
       kept.copy_(t.detach());
     }
+    send_away(kept);
     masters_.push_back({.kept = kept, .version = t.version()});
   }
 }
@@ -184,10 +168,12 @@ void Optimizer::reset_stale_masters() {
     if (const Tensor& p = parameters_[i].tensor; has_master(i) && !p.is_meta() &&
                                                  masters_[i].version != p.version() &&
                                                  p.device() == masters_[i].kept.device()) {
+      restore_storage(masters_[i].kept.storage());
       if (master_form_ == MasterWeights::remainder)
         masters_[i].kept.zero_();
       else
         masters_[i].kept.copy_(p.detach());
+      send_away(masters_[i].kept);
     }
   keep_masters();
 }
@@ -197,55 +183,6 @@ void Optimizer::before_write(const std::vector<std::size_t>& written) {
   for (const std::size_t i : written) parameters_[i].tensor.bump_version();
   keep_masters();
   release_alone();
-}
-
-void Optimizer::store_as_masters(const std::vector<Tensor>& parameters) {
-  reset_stale_masters();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor& p = parameters_[i].tensor;
-    if (std::none_of(parameters.begin(), parameters.end(),
-                     [&](const Tensor& t) { return t.impl() == p.impl(); }))
-      continue;
-    const char* name = parameters_[i].name.c_str();
-    check(has_master(i) && master_form_ == MasterWeights::f32,
-          "optimizer: {} needs an f32 master weight to be stored as one", name);
-    const auto bytes = p.numel() * static_cast<std::int64_t>(size_of(p.dtype()));
-    check(p.is_contiguous() && p.storage()->bytes == bytes,
-          "optimizer: {} must have memory of its own to be stored as a master weight, got {} of {} "
-          "bytes",
-          name, bytes, p.storage()->bytes);
-    any_alone_ |= masters_[i].alone = bytes > 0;
-  }
-  release_alone();
-}
-
-// The values come from masters that may be in a file that ends with the optimizer.
-Optimizer::~Optimizer() {
-  for (std::size_t i = 0; any_alone_ && i < masters_.size(); ++i) try {
-      if (masters_[i].alone) restore_storage(parameters_[i].tensor.storage());
-    } catch (const Error&) {
-      // Whoever reads the parameter gets an error.
-    }
-}
-
-void Optimizer::restore_values() {
-  for (std::size_t i = 0; any_alone_ && i < masters_.size(); ++i)
-    if (masters_[i].alone) restore_storage(parameters_[i].tensor.storage());
-}
-
-void Optimizer::release_values() {
-  if (!any_alone_) return;
-  reset_stale_masters();
-  release_alone();
-}
-
-// Call it when the master weights are current.
-void Optimizer::release_alone() {
-  for (std::size_t i = 0; any_alone_ && i < masters_.size(); ++i) {
-    const Tensor& p = parameters_[i].tensor;
-    if (masters_[i].alone && !p.storage()->released)
-      release_until_needed(p.storage(), new FromMaster(masters_[i].kept, p.dtype()));
-  }
 }
 
 void Optimizer::keep_masters() {
@@ -263,6 +200,7 @@ Tensor Optimizer::value(std::size_t i) const {
   const Tensor& p = parameters_[i].tensor;
   if (!master_is_current(i)) return p;
   const Tensor& kept = masters_[i].kept;
+  restore_storage(kept.storage());
   if (master_form_ == MasterWeights::f32) return kept;
   const CategoryScope category(Category::optimizer);
   const Tensor merged = Tensor::empty(p.shape(), DType::f32, p.device());
@@ -288,8 +226,11 @@ Tensor Optimizer::sum_of_squares(std::span<const std::int64_t> counts) const {
     if (!counts.empty() && counts[i] == 0) continue;
     const Tensor all = value(i).detach();
     values.push_back(counts.empty() ? all : all.view({-1}).narrow(0, 0, counts[i]));
-    // One at a time: all of them as f32 would need the memory that the remainder form saves.
-    if (master_form_ == MasterWeights::remainder && master_is_current(i)) add_up();
+    // One at a time: all of them as f32 would need the memory that remainders and offload save.
+    if (master_is_current(i) && (outside_ || master_form_ == MasterWeights::remainder)) {
+      add_up();
+      send_away(masters_[i].kept);
+    }
   }
   add_up();
   return total;
@@ -355,7 +296,7 @@ StepResult Optimizer::step(const GradClip& clip, std::span<const std::size_t> en
   const bool on_device = clip.scale.defined() && !clip.scale.is_meta();
   std::size_t begin = 0;
   for (std::size_t k = 0; k < ends.size(); begin = ends[k++]) {
-    if (!skipped) update(on_device ? clip.scale.data<double>() : nullptr, begin, ends[k]);
+    if (!skipped) update_in_groups(on_device ? clip.scale.data<double>() : nullptr, begin, ends[k]);
     after(k);
   }
   return {skipped};

@@ -13,6 +13,9 @@
 #include "weft/optim/clip.h"
 #include "weft/optim/groups.h"
 
+namespace weft {
+class OffloadMemory;
+}
 namespace weft::cuda {
 class Graph;
 }
@@ -179,6 +182,15 @@ class Optimizer {
   /// Makes each replay of the step being captured count as an update.
   void count_replays(cuda::Graph& graph);
   bool has_master(std::size_t i) const { return i < masters_.size() && masters_[i].kept.defined(); }
+  /// Calls f with the states and master weights of parameters.
+  template <class F>
+  void each_state(std::size_t begin, std::size_t end, const F& f) const;
+  /// On a GPU where a StateMemory was in use: moves states to pinned memory, and back.
+  void send_away(const Tensor& state) const;
+  void send_away(std::size_t begin, std::size_t end) const;
+  void bring_back(std::size_t begin, std::size_t end) const;
+  /// update(), with states on the GPU a group at a time if they wait outside.
+  void update_in_groups(const double* grad_scale, std::size_t begin, std::size_t end);
   /// Whether it has a master weight that no later write or move of the parameter has invalidated.
   bool master_is_current(std::size_t i) const;
   /// Throws Error when the parameter has moved, or has another dtype.
@@ -192,6 +204,7 @@ class Optimizer {
   std::vector<Draws> draws_;
   std::vector<Master> masters_;
   bool any_alone_ = false;
+  OffloadMemory* outside_ = nullptr;  ///< on a GPU: where states wait between updates
   std::vector<std::size_t> with_gradient_;
 };
 

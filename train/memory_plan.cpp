@@ -101,7 +101,8 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
     for (const Tensor& w : nn::fp8_weights(task.model)) plan.in_fp8 += w.numel();
   const auto sent = [&] { return step.ranks().world().stats().bytes_sent; };
   const std::int64_t begin = trace.events(), sent_before = sent(),
-                     moved_before = step.step().moved_bytes();
+                     moved_before = step.step().moved_bytes(),
+                     states_before = plan.device.is_gpu() ? step.step().moved_state_bytes() : 0;
   std::vector<std::int64_t> sent_at;
   std::int64_t micro_batch = 0;
   step.step().on_phase([&](Phase phase) {
@@ -135,10 +136,9 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
              run = static_cast<double>(step.run_micro_batches());
   for (const Profiler::Entry& e : profiler.entries())
     if (e.phase != "start") plan.flops += e.work.flops * all / run;
-  plan.bytes_offloaded =
-      2 * step.step().state_file_bytes() +
-      static_cast<std::int64_t>(static_cast<double>(step.step().moved_bytes() - moved_before) *
-                                all / run);
+  const auto activations = static_cast<double>(step.step().moved_bytes() - moved_before);
+  plan.bytes_offloaded = step.step().moved_state_bytes() - states_before +
+                         static_cast<std::int64_t>(activations * all / run);
   // Gradients leave after the last micro-batch, and the first one is like those left out.
   const std::int64_t of_first = sent_at.size() > 1 ? sent_at[1] - sent_at[0] : 0;
   plan.bytes_sent =

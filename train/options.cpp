@@ -56,8 +56,6 @@ void check_fp8_weights(const Options& o) {
 void check_offload(const OffloadFlags& o, const MachineOptions& machine, Device device) {
   if (o.what == OffloadWhat::none) return;
   weft::check(!machine.graph, "--offload: needs --graph off, got on");
-  weft::check(!o.has(OffloadWhat::states) || !device.is_gpu(),
-              "--offload: states needs --device cpu, got {}", device);
   if (!device.is_cpu()) return;
   std::error_code none;
   weft::check(!o.folder.empty(), "--offload: on the cpu needs --offload-folder");

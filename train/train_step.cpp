@@ -41,7 +41,7 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
             .folder = away.folder, .fraction = away.fraction, .least_bytes = away.least_bytes},
         device_);
   std::optional<optim::StateMemory> outside;
-  if (away.has(OffloadWhat::states)) outside.emplace(state_file_.emplace(device_, away.folder));
+  if (away.has(OffloadWhat::states)) outside.emplace(states_outside_.emplace(device_, away.folder));
   optimizer_ = distributed::make_optimizer(
       task_.model, ranks.mesh(), layout_, options.optimizer.any_options(options.machine.seed),
       {.bucket_size = options.parallel.bucket_size,
