@@ -63,7 +63,8 @@ def offload(folder):
     away = ["--offload", "activations", "--offload-folder", folder, "--offload-least", "1000"]
     for i, (layout, flags) in enumerate((
             ([], away), ([], [*away, "--offload-fraction", "0.5", "--recompute", "norms"]),
-            (["--micro-batch", "2"], away), (["--ranks", "2", "--tp", "2", "--sp"], away))):
+            (["--micro-batch", "2"], away), (["--dtype", "fp8"], away),
+            (["--dtype", "fp8", "--fp8-recipe", "block"], [*away, "--recompute", "mlp"]), (["--ranks", "2", "--tp", "2", "--sp"], away))):
         before, after = same_run(folder, f"o{i}", layout, flags)
         assert after < before, (layout, before, after)
     states = ["--offload", "states", "--offload-folder", folder]
