@@ -147,6 +147,29 @@ bool WeightCache::holds(const Tensor& weight, std::uint64_t settings, bool colum
          (!columns || copy_.columns.defined());
 }
 
+void WeightCache::give(const Tensor& weight, const Quantized& codes) {
+  const std::lock_guard lock(mutex_);
+  clear();
+  copy_ = codes;
+  keep(weight, 0);
+  given_ = true;
+}
+
+const Quantized* WeightCache::given(const Tensor& weight, bool columns, const RowGroups& groups) {
+  const std::lock_guard lock(mutex_);
+  if (!given_ || weight_.storage() != weight.storage() || weight_.offset() != weight.offset())
+    return nullptr;
+  if (!columns || copy_.columns.defined()) return &copy_;
+  const NoGradGuard quiet;
+  const CategoryScope category(Category::parameter);
+  const Tensor& rows = copy_.rows;
+  const std::int64_t r = groups.each, c = rows.dim(1);
+  copy_.columns = Tensor::empty({c, rows.dim(0)}, rows.dtype(), rows.device());
+  for (std::int64_t g = 0; g < groups.count; ++g)
+    copy_.columns.alias({c, r}, {r, 1}, g * r * c).copy_(rows.alias({c, r}, {1, c}, g * r * c));
+  return &copy_;
+}
+
 void WeightCache::keep(const Tensor& weight, std::uint64_t settings) {
   weight_ = weight.detach();
   version_ = weight.version();

@@ -159,6 +159,7 @@ class WeightCache {
     weight_ = std::exchange(other.weight_, {});
     version_ = other.version_;
     settings_ = other.settings_;
+    given_ = std::exchange(other.given_, false);
     return *this;
   }
 
@@ -174,11 +175,18 @@ class WeightCache {
     }
     return copy_;
   }
+  /// Codes that other code keeps up to date while the weight has no memory: they replace those
+  /// that get() would make, and the next give() or clear() replaces them.
+  void give(const Tensor& weight, const Quantized& codes);
+  /// These codes, or null. `columns`: with the transposed copy, `groups` those of its rows.
+  const Quantized* given(const Tensor& weight, bool columns, const RowGroups& groups);
+  bool is_given() const { return given_; }
   /// The copy that it holds, or null.
   const Quantized* held() const { return weight_.defined() ? &copy_ : nullptr; }
   void clear() {
     copy_ = {};
     weight_ = {};
+    given_ = false;
   }
 
  private:
@@ -189,6 +197,7 @@ class WeightCache {
   Tensor weight_;  // keeps the storage alive, so that its address stays its own
   std::uint32_t version_ = 0;
   std::uint64_t settings_ = 0;
+  bool given_ = false;
 };
 
 /// What a layer with FP8 products keeps between calls.

@@ -13,7 +13,10 @@ struct SavedQuantized {
   Fp8Tile tile = {0, 0};
   SavedQuantized() = default;
   SavedQuantized(const Quantized& q, const char* label)
-      : rows(q.rows, label), columns(q.columns, label), inverse(q.inverse, "scale"), tile(q.tile) {}
+      : rows(save(q.rows, label)),
+        columns(save(q.columns, label)),
+        inverse(save(q.inverse, "scale")),
+        tile(q.tile) {}
   Quantized get() const { return {rows.get(), columns.get(), inverse.get(), tile}; }
 };
 

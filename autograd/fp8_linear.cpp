@@ -1,5 +1,6 @@
 #include "weft/autograd/fp8_linear.h"
 
+#include "weft/autograd/discard.h"
 #include "weft/autograd/fp8_kept.h"
 #include "weft/autograd/fp8_row_amax.h"
 #include "weft/autograd/linear_common.h"
@@ -34,20 +35,43 @@ void check_weight(const char* op, const Tensor& x, const Tensor& weight) {
         x.device(), weight.device());
 }
 
+/// The codes of x that backward multiplies, from an x that is computed again.
+class CodesOf : public MadeFrom {
+ public:
+  CodesOf(const Products& p, bool along_rows, bool columns)
+      : p_(p), along_rows_(along_rows), columns_(columns) {}
+  Tensor make(const Tensor& x) override {
+    const Tensor matrix = contiguous(as_matrix(x));
+    if (along_rows_) return fp8::round_along_rows(p_, matrix, fp8::kForward).rows;
+    const Quantized q = fp8::round_x(p_, matrix, false, {.rows = !columns_, .columns = columns_});
+    return columns_ ? q.columns : q.rows;
+  }
+
+ private:
+  const Products p_;
+  const bool along_rows_, columns_;
+};
+
 // Only what backward will read, to keep no more memory than that.
-Kept keep(const Products& p, const Tensor& x, const Tensor& weight, Quantized qx, Quantized qw) {
+Kept keep(const Products& p, const Tensor& x, const Tensor& weight, Quantized qx, Quantized qw,
+          const Tensor& x_given) {
   if (p.recipe.backward == BackwardOverride::high_precision)
     return {{}, {}, save(x, "x"), save(weight, "weight")};
   const bool dequantized = p.recipe.backward == BackwardOverride::dequantized;
+  const bool along_rows = p.recipe.scaling == fp8::Scaling::block && !dequantized;
   if (p.recipe.scaling == fp8::Scaling::block) {
-    if (!dequantized) qx = fp8::round_along_rows(p, x, fp8::kForward);
+    if (along_rows) qx = fp8::round_along_rows(p, x, fp8::kForward);
   } else if (x.device().is_gpu()) {
     if (dequantized)
       qx.columns = qw.columns = {};
     else
       qx.rows = qw.rows = {};
   }
-  return {SavedQuantized(qx, "x"), SavedQuantized(qw, "weight"), {}, {}};
+  Kept kept{SavedQuantized(qx, "x"), SavedQuantized(qw, "weight"), {}, {}};
+  if (DiscardScope::any() && x_given.numel() > 0)
+    DiscardScope::keeps_made(x_given, qx.columns.defined() ? qx.columns : qx.rows,
+                             std::make_unique<CodesOf>(p, along_rows, qx.columns.defined()));
+  return kept;
 }
 
 Tensor matrix_like_x(const Products& p, Device device) {
@@ -112,19 +136,20 @@ Tensor run(const char* op, const Products& p, const Tensor& x_given, const Tenso
                           p.recipe.scaling != fp8::Scaling::block &&
                           p.recipe.backward == BackwardOverride::none;
   Tensor y = Tensor::empty(result, p.dtype, x_given.device());
-  Kept kept;
+  const bool keeps = recorded && !Tape::counting();
+  Tensor x, weight;
+  Quantized qw, qx;
   {
     const NoGradGuard quiet;
-    const Tensor x = contiguous(as_matrix(x_given)), weight = contiguous(weight_given);
-    const bool keeps = recorded && !Tape::counting();
-    const Quantized qw = fp8::round_weight(p, weight, recorded, transposes, state);
-    const Quantized qx =
-        fp8::round_x(p, x, recorded, {.rows = true, .columns = transposes && keeps}, {},
-                     fp8::row_amax_of(x_given));
+    x = contiguous(as_matrix(x_given));
+    weight = contiguous(weight_given);
+    qw = fp8::round_weight(p, weight, recorded, transposes, state);
+    qx = fp8::round_x(p, x, recorded, {.rows = true, .columns = transposes && keeps}, {},
+                      fp8::row_amax_of(x_given));
     fp8::multiply(p, GroupedProduct::forward, qx, qw, bias, as_matrix(y));
-    if (keeps) kept = keep(p, x, weight, qx, qw);
   }
   if (!recorded) return y;
+  const Kept kept = keeps ? keep(p, x, weight, qx, qw, x_given) : Kept();
   Tape::record(op, {&x_given, &weight_given, &bias}, {&y},
                [p, kept, sizes = Sizes{x_given.shape(), weight_given.shape()},
                 place = later.place_of(weight_given)](Backward& b) {

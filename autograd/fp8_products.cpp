@@ -7,6 +7,7 @@
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/gemm.h"
+#include "weft/core/restorer.h"
 
 namespace weft::fp8 {
 namespace {
@@ -74,11 +75,14 @@ Quantized round_weight(const Products& p, const Tensor& weight, bool counts, boo
                        const LayerState* state) {
   const auto make = [&] {
     const CategoryScope category(state ? Category::parameter : Category::activation);
+    const RestoredScope numbers(weight.storage());
     return round(p, weight.alias({p.count * p.outputs, p.inputs}, {p.inputs, 1}, 0),
                  p.weight_groups(), kForward, Operand::weight, {kBlock, kBlock}, counts,
                  {.rows = true, .columns = columns}, {});
   };
   if (!state) return make();
+  if (const Quantized* const codes = state->weight.given(weight, columns, p.weight_groups()))
+    return *codes;
   return state->weight.get(weight, settings_of(p, counts), columns, make);
 }
 

@@ -47,6 +47,8 @@ class Offload {
   /// Bytes that wait outside now, and those of the file or of pinned memory.
   std::int64_t waiting_bytes() const { return waiting_; }
   std::int64_t reserved_bytes() const { return memory_.bytes(); }
+  /// Bytes that went outside or came back so far.
+  std::int64_t moved_bytes() const { return memory_.moved_bytes(); }
 
  private:
   friend class OffloadLayers;

@@ -133,11 +133,12 @@ int run_one_model(const bench::TrainRun& run, const std::string& losses_file,
 
 int main(int argc, char** argv) try {
   bench::TrainRun run;
-  std::string steps, warmup, losses, graph, kernels, bytes;
+  std::string steps, warmup, losses, graph, kernels, bytes, weights;
   bench::Report report(argc, argv,
                        {{"--model", &run.model, "NAME"},
                         {"--device", &run.device, "cpu|cuda|meta:cuda"},
-                        {"--dtype", &run.dtype, "f32|bf16|fp8"},
+                        {"--dtype", &run.dtype, "f32|bf16|f16|fp8"},
+                        {"--fp8-weights", &weights, "on|off"},
                         {"--graph", &graph, "on|off"},
                         {"--steps", &steps, "N"},
                         {"--warmup", &warmup, "N"},
@@ -149,12 +150,14 @@ int main(int argc, char** argv) try {
                         {"--bytes", &bytes, "on|off"}});
   if (!steps.empty()) run.steps = std::atoi(steps.c_str());
   if (!warmup.empty()) run.warmup = std::atoi(warmup.c_str());
-  check(graph.empty() || graph == "on" || graph == "off", "--graph: must be on or off, got {}",
-        graph);
-  check(bytes.empty() || bytes == "on" || bytes == "off", "--bytes: must be on or off, got {}",
-        bytes);
-  run.graph = graph == "on";
-  run.kernels = !kernels.empty() || bytes == "on";
+  const auto is_on = [](const char* flag, const std::string& word) {
+    check(word.empty() || word == "on" || word == "off", "{}: must be on or off, got {}", flag,
+          word);
+    return word == "on";
+  };
+  run.graph = is_on("--graph", graph);
+  run.fp8_weights = is_on("--fp8-weights", weights);
+  run.kernels = is_on("--bytes", bytes) || !kernels.empty();
   if (!run.model.empty()) return run_one_model(run, losses, kernels);
   check(!run.kernels, "{}: needs --model", kernels.empty() ? "--bytes" : "--kernels");
 

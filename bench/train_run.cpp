@@ -62,9 +62,9 @@ double peak_rss_mib() {
 }
 
 DType parse_dtype(const std::string& name) {
-  check(name == "f32" || name == "bf16" || name == "fp8", "--dtype: f32, bf16 or fp8, got {}",
-        name);
-  return name == "f32" ? DType::f32 : name == "bf16" ? DType::bf16 : DType::e4m3;
+  const DType dtype = value_of(train::kModelDTypeWords, name, "--dtype:");
+  check(dtype != DType::f64, "--dtype: must be f32, bf16, f16 or fp8, got f64");
+  return dtype;
 }
 
 train::Options options_of(const TrainRun& run, std::int64_t batch) {
@@ -76,6 +76,7 @@ train::Options options_of(const TrainRun& run, std::int64_t batch) {
   o.optimizer.weight_decay = 0.01;
   o.machine.device = run.device;
   o.machine.dtype = parse_dtype(run.dtype);
+  o.machine.fp8_weights = run.fp8_weights;
   o.machine.graph = run.graph;
   return o;
 }
@@ -156,6 +157,8 @@ double TrainResult::median_seconds() const {
 TrainResult train(const TrainRun& run) {
   const Device device = Device::parse(run.device);
   if (device.is_cuda()) cuda::check_device(device);
+  check(!run.fp8_weights || run.dtype == "fp8", "--fp8-weights: needs --dtype fp8, got {}",
+        run.dtype);
   check(!run.graph || device.is_cuda(), "--graph: needs --device cuda, got {}", run.device);
   check(!run.graph || run.warmup > train::TrainStep::kEagerSteps,
         "--graph: needs --warmup of at least {}, got {}", train::TrainStep::kEagerSteps + 1,

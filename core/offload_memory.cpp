@@ -168,6 +168,7 @@ void OffloadMemory::give_back(Place* p) {
 void* OffloadMemory::data(Place* p) { return p->data; }
 
 void OffloadMemory::store(Place* p, Storage& s) {
+  moved_ += s.bytes;
   if (file_) return copy_bytes(p->data, s.data, s.bytes);
   if (!copies_) return;
   copies_->follow(device_);
@@ -194,6 +195,7 @@ void OffloadMemory::expect(Place* p, std::int64_t bytes, Category category) {
 }
 
 void OffloadMemory::load(Place* p, Storage& s, Category category) {
+  moved_ += s.bytes;
   if (device_.is_gpu()) {
     expect(p, s.bytes, category);
     if (copies_) p->copied.wait(cuda::Stream::current(device_));

@@ -37,6 +37,8 @@ class OffloadMemory {
 
   /// Bytes taken so far: those of the file, or pinned.
   std::int64_t bytes() const { return bytes_; }
+  /// Bytes of contents that store() and load() have moved so far.
+  std::int64_t moved_bytes() const { return moved_; }
 
  private:
   struct File;
@@ -50,7 +52,7 @@ class OffloadMemory {
   std::unique_ptr<Copies> copies_;
   Place* free_ = nullptr;
   Place* all_ = nullptr;
-  std::int64_t bytes_ = 0;
+  std::int64_t bytes_ = 0, moved_ = 0;
   bool full_ = false;
 };
 

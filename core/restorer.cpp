@@ -56,4 +56,13 @@ void restore_storage(Storage* s) {
   if (const std::unique_ptr<Restorer> r{std::exchange(s->restorer, nullptr)}) r->restore(*s);
 }
 
+RestoredScope::RestoredScope(Storage* s)
+    : storage_(s), restorer_(std::exchange(s->restorer, nullptr)) {
+  if (restorer_) restorer_->restore(*s);
+}
+
+RestoredScope::~RestoredScope() {
+  if (restorer_) release_until_needed(storage_, restorer_.release());
+}
+
 }  // namespace weft

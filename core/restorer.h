@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <memory>
 
 namespace weft {
 
@@ -24,5 +25,18 @@ class Restorer {
 void release_until_needed(Storage* s, Restorer* restorer);
 /// Brings the contents back. Does nothing unless release_until_needed() has released them.
 void restore_storage(Storage* s);
+
+/// Brings the contents back until the end of the scope, if release_until_needed() has released
+/// them; the same restorer then waits again.
+class RestoredScope {
+ public:
+  explicit RestoredScope(Storage* s);
+  ~RestoredScope();
+  RestoredScope(const RestoredScope&) = delete;
+
+ private:
+  Storage* const storage_;
+  std::unique_ptr<Restorer> restorer_;
+};
 
 }  // namespace weft

@@ -17,9 +17,9 @@ constexpr std::int64_t kLeastForRank = 1 << 18, kMostForRank = 1'000'000, kMost 
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
-using GroupKey = std::tuple<bool, bool, DType, DType>;
+using GroupKey = std::tuple<bool, bool, bool, DType, DType>;
 GroupKey kind_of(const BucketLayout& b) {
-  return {b.expert, b.tp_partial, b.param_dtype, b.grad_dtype};
+  return {b.expert, b.tp_partial, b.codes, b.param_dtype, b.grad_dtype};
 }
 
 int ranks_of(const BucketLayout& b, const BucketOptions& o) {
@@ -43,6 +43,8 @@ Member member_of(const NamedTensor& p, const Layout& layout, const BucketOptions
     const int parts = l.expert ? o.expert_parts : o.dense_parts;
     if (!l.spec.cuts.empty()) m.typical = (l.spec.whole.numel() + parts - 1) / parts;
   }
+  m.bucket.codes = std::any_of(o.as_codes.begin(), o.as_codes.end(),
+                               [&](const Tensor& t) { return t.impl() == p.tensor.impl(); });
   m.bucket.param_dtype = p.tensor.dtype();
   m.bucket.grad_dtype = p.tensor.dtype() == DType::f64 ? DType::f64 : o.grad_dtype;
   return m;

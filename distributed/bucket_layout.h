@@ -16,6 +16,7 @@ struct BucketEntry {
 /// Parameters whose gradients are reduced together, in one flat buffer.
 struct BucketLayout {
   bool expert = false, tp_partial = false;
+  bool codes = false;  ///< of weights that ranks hold as FP8 codes
   DType param_dtype = DType::f32, grad_dtype = DType::f32;
   std::int64_t size = 0;  ///< elements, including padding
   std::vector<BucketEntry> entries;
@@ -27,6 +28,7 @@ struct BucketOptions {
   int dense_ranks = 1, expert_ranks = 1;  ///< ranks that gradients of each kind are summed over
   int dense_parts = 1, expert_parts = 1;  ///< shards of a parameter of each kind
   std::int64_t slice_multiple = 1;        ///< a rank's slice is a multiple of this; a power of two
+  std::vector<Tensor> as_codes = {};      ///< parameters whose buckets have `codes`
 };
 
 /// Default number of elements that close a gradient bucket. `total` is the number of elements of

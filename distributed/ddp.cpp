@@ -44,6 +44,12 @@ Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const 
   buckets.expert_ranks = mesh.edp().size();
   buckets.dense_parts = mesh.tp().size();
   buckets.expert_parts = mesh.tp_ep().size();
+  if (options.shard && options.fp8_weights) {
+    check(options.fp8_weights->scaling == fp8::Scaling::current,
+          "ddp: fp8_weights needs scales from the tensors themselves");
+    fp8_layers_ = nn::fp8_layers(model);
+    for (const nn::Fp8Layer& layer : fp8_layers_) buckets.as_codes.push_back(layer.weight);
+  }
   for (BucketLayout& b : plan_buckets(parameters_, layout_, buckets)) open(std::move(b));
   works_.reserve(2 * buckets_.size());
   mark_empty();
@@ -95,6 +101,7 @@ void Ddp::take_parameters(Bucket& b) {
     place.copy_(p.detach());
     nn::detail::replace_storage(p, place);
   }
+  if (b.layout.codes) b.param_slice = b.param_slice.clone();
 }
 
 std::int64_t Ddp::counted(std::size_t parameter) const {

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "weft/autograd/tape.h"
 #include "weft/distributed/bucket_layout.h"
 #include "weft/distributed/device_mesh.h"
+#include "weft/nn/fp8.h"
 #include "weft/nn/module.h"
 #include "weft/optim/clip.h"
 
@@ -20,6 +22,9 @@ struct DdpOptions {
   /// A rank's slice of a bucket is a multiple of this power of two, up to 64. With kScaleBlock,
   /// e4m3 states have the same blocks as without `shard`.
   std::int64_t slice_multiple = 1;
+  /// With `shard`: weights of FP8 products are held as FP8 codes by every rank and as bf16 by their
+  /// owner alone; see Fp8Gather. The recipe has one scale for a tensor, from the tensor itself.
+  std::optional<fp8::Recipe> fp8_weights = {};
   bool check_finite = false;  ///< throw if a gradient is not finite, naming the parameter
   bool count_zeros = false;   ///< see zeros()
 };
@@ -107,13 +112,16 @@ class Ddp {
     ProcessGroup* then = nullptr;   ///< ... and then over this one, if not null
     Tensor grad;                    ///< flat
     Tensor slice;                   ///< this rank's slice of grad
-    Tensor param, param_slice;      ///< with `shard`: the parameters, flat
+    /// With `shard`: the parameters, flat. Of codes, the slice has memory of its own.
+    Tensor param, param_slice;
     std::vector<OwnedRange> owned;  ///< in the slice
     std::vector<Tensor> counted;    ///< owned gradients that no other rank counts
     std::vector<Tensor> whole;      ///< gradient of each parameter
     std::size_t missing = 0;        ///< gradients not yet ready
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  /// With fp8_weights: the layers whose weights are held as codes.
+  const std::vector<nn::Fp8Layer>& fp8_layers() const { return fp8_layers_; }
 
  private:
   void open(BucketLayout layout);
@@ -135,6 +143,7 @@ class Ddp {
   Layout layout_;
   DdpOptions options_;
   NamedTensors parameters_;
+  std::vector<nn::Fp8Layer> fp8_layers_;
   std::vector<Bucket> buckets_;
   struct Place {
     std::size_t parameter, bucket;

@@ -88,6 +88,9 @@ class LocalOptimizer : public ParallelOptimizer {
   void set_lr(double lr) override { inner_->set_lr(lr); }
   double first_lr() const override { return first_lr_; }
   std::int64_t steps() const override { return inner_->steps(); }
+  void store_as_masters(const std::vector<Tensor>& p) override { inner_->store_as_masters(p); }
+  void restore_values() override { inner_->restore_values(); }
+  void release_values() override { inner_->release_values(); }
   Tensor parameter_norm() const override { return inner_->parameter_norm(); }
   Tensor zero_gradients() const override {
     const NoGradGuard off;
@@ -241,6 +244,18 @@ optim::StepResult ChainedOptimizer::step(const optim::GradClip& clip) {
   optim::StepResult result;
   for (const auto& child : children_) result.skipped |= child->step(clip).skipped;
   return result;
+}
+
+void ChainedOptimizer::store_as_masters(const std::vector<Tensor>& parameters) {
+  for (const auto& child : children_) child->store_as_masters(parameters);
+}
+
+void ChainedOptimizer::restore_values() {
+  for (const auto& child : children_) child->restore_values();
+}
+
+void ChainedOptimizer::release_values() {
+  for (const auto& child : children_) child->release_values();
 }
 
 void ChainedOptimizer::wait() {

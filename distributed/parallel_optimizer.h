@@ -49,6 +49,13 @@ class ParallelOptimizer {
   /// Whether a forward pass must call wait().
   virtual bool is_sharded() const { return false; }
 
+  /// See optim::Optimizer. A sharded optimizer does so by DdpOptions::fp8_weights.
+  virtual void store_as_masters(const std::vector<Tensor>& parameters) = 0;
+  /// Gives parameters that have no memory of their own their values, until the next
+  /// release_values() or step(). All ranks call both together.
+  virtual void restore_values() = 0;
+  virtual void release_values() = 0;
+
   virtual double lr() const = 0;
   virtual void set_lr(double lr) = 0;
   /// The learning rate that it was made with.
@@ -104,6 +111,9 @@ class RangeOptimizer : public ParallelOptimizer {
   void set_lr(double lr) override { inner_->set_lr(lr); }
   double first_lr() const override { return first_lr_; }
   std::int64_t steps() const override { return inner_->steps(); }
+  void store_as_masters(const std::vector<Tensor>& p) override { inner_->store_as_masters(p); }
+  void restore_values() override { inner_->restore_values(); }
+  void release_values() override { inner_->release_values(); }
   SlicedTensors state() const override;
   void load_state(const ShardFiles& files) override;
   Tensor counted_squares() const override;
@@ -153,6 +163,9 @@ class ChainedOptimizer : public ParallelOptimizer {
   void set_lr(double lr) override;
   double first_lr() const override { return children_[0]->first_lr(); }
   std::int64_t steps() const override { return children_[0]->steps(); }
+  void store_as_masters(const std::vector<Tensor>& parameters) override;
+  void restore_values() override;
+  void release_values() override;
   SlicedTensors state() const override;
   void load_state(const ShardFiles& files) override;
   Tensor counted_squares() const override;

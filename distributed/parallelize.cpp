@@ -172,7 +172,7 @@ class Parallelizer {
       // The summed rows are other memory in every pass: their copy is not worth keeping.
       const fp8::LayerState once{.weight = {}, .delayed = state.delayed};
       const Tensor b = share(bias);
-      return multiply(share(w), b, once);
+      return multiply(share(w), b, state.weight.is_given() ? state : once);
     };
   }
 

@@ -11,12 +11,18 @@ Tensor range_of(const Tensor& flat, const OwnedRange& r) {
   return flat.alias({r.size}, {1}, r.in_bucket);
 }
 
+Tensor values_of(const Ddp::Bucket& b, const OwnedRange& r) {
+  return b.layout.codes ? b.param_slice.alias({r.size}, {1}, r.in_slice) : range_of(b.param, r);
+}
+
 }  // namespace
 
 ShardedOptimizer::ShardedOptimizer(Ddp& ddp, const optim::AnyOptions& options, Members members)
     : RangeOptimizer(&ddp) {
   take_slices(members);
   make(options);
+  for (const auto& codes : codes_)
+    if (codes) codes->begin();
 }
 
 void ShardedOptimizer::take_slices(Members members) {
@@ -27,12 +33,13 @@ void ShardedOptimizer::take_slices(Members members) {
     for (const BucketEntry& e : b->layout.entries)
       portion_of_[ddp_->parameters()[e.parameter].tensor.impl()] = ends_.size();
     for (const OwnedRange& r : b->owned) {
-      const Tensor slice = range_of(b->param, r);
+      const Tensor slice = values_of(*b, r);
       const MainGrad* const main = ddp_->parameters()[r.parameter].tensor.impl()->main_grad;
       slice.set_main_grad(range_of(b->grad, r), Tensor::handle(main->reached));
       add(r.parameter, r.in_parameter, slice, true);
     }
     portions_.push_back(&*b);
+    codes_.push_back(b->layout.codes ? std::make_unique<Fp8Gather>(*ddp_, *b) : nullptr);
     ends_.push_back(ranges += b->owned.size());
   }
   works_.reserve(ends_.size());
@@ -64,8 +71,22 @@ void ShardedOptimizer::take_reached() {
           ddp_->parameters()[r.parameter].tensor.main_grad_filled());
 }
 
+void ShardedOptimizer::restore_values() {
+  wait();
+  for (const auto& codes : codes_)
+    if (codes) codes->restore();
+}
+
+void ShardedOptimizer::release_values() {
+  wait();
+  for (const auto& codes : codes_)
+    if (codes) codes->release();
+}
+
 void ShardedOptimizer::load_state(const ShardFiles& files) {
   forget_arrived();
+  for (const auto& codes : codes_)
+    if (codes) codes->take_written();
   RangeOptimizer::load_state(files);
   if (inner_->master_weights() != optim::MasterWeights::remainder) return;
   for (std::size_t portion = 0; portion < portions_.size(); ++portion) gather(portion);
@@ -79,6 +100,7 @@ void ShardedOptimizer::forget_arrived() {
 }
 
 void ShardedOptimizer::gather(std::size_t portion) {
+  if (codes_[portion]) return works_.push_back(codes_[portion]->gather());
   const Ddp::Bucket& b = *portions_[portion];
   works_.push_back(b.group->all_gather(b.param, b.param_slice));
 }
@@ -103,7 +125,10 @@ std::size_t ShardedOptimizer::portions_of(const nn::Module& part) const {
 }
 
 void ShardedOptimizer::wait_for(std::size_t portions) {
-  while (arrived_ < portions) works_[arrived_++].wait();
+  for (; arrived_ < portions; ++arrived_) {
+    works_[arrived_].wait();
+    if (codes_[arrived_]) codes_[arrived_]->arrived();
+  }
 }
 
 }  // namespace weft::distributed

@@ -1,7 +1,9 @@
 #pragma once
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
+#include "weft/distributed/fp8_gather.h"
 #include "weft/distributed/parallel_optimizer.h"
 
 namespace weft::distributed {
@@ -16,6 +18,10 @@ namespace weft::distributed {
 /// The parameters equal those of the unsharded optimizer bit by bit, except with f16 states: each
 /// slice has a scale of its own, so the states are rounded differently. Their files hold f32 and
 /// fit any layout.
+///
+/// With DdpOptions::fp8_weights, FP8 codes of weights of FP8 products are gathered, and only the
+/// owner has their bf16 values (Fp8Gather). restore_values() gathers these; without it the model
+/// has no such values when the optimizer ends.
 ///
 ///   Ddp ddp(model, mesh, layout, {.shard = true});
 ///   ShardedOptimizer adam(ddp, optim::AdamWOptions{.lr = 3e-4});
@@ -47,6 +53,9 @@ class ShardedOptimizer : public RangeOptimizer {
   /// Parameters arrive in the order of named_parameters().
   void wait(const nn::Module& part) override;
   bool is_sharded() const override { return true; }
+  void store_as_masters(const std::vector<Tensor>&) override {}
+  void restore_values() override;
+  void release_values() override;
 
  private:
   void take_slices(Members members);
@@ -60,7 +69,8 @@ class ShardedOptimizer : public RangeOptimizer {
   /// The update runs in portions, one bucket each. The last bucket comes first, because the forward
   /// pass starts with it.
   std::vector<const Ddp::Bucket*> portions_;
-  std::vector<std::size_t> ends_;  ///< index after each portion's last range
+  std::vector<std::unique_ptr<Fp8Gather>> codes_;  ///< by portion; null where bf16 is gathered
+  std::vector<std::size_t> ends_;                  ///< index after each portion's last range
   std::unordered_map<const TensorImpl*, std::size_t> portion_of_;
   std::unordered_map<const nn::Module*, std::size_t>
       portions_of_;          ///< portions that a module needs

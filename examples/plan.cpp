@@ -59,6 +59,8 @@ examples::ProgramLine program_line(PlanOptions& p) {
                      "10^12 FLOP/s that a rank reaches, an assumption for costs", "Plan");
             line.add("--link", p.rates.link,
                      "10^9 bytes/s that a rank sends, an assumption for costs", "Plan");
+            line.add("--host-link", p.rates.host,
+                     "10^9 bytes/s that a rank offloads, an assumption for costs", "Plan");
           },
       .adapt = plan_on_meta};
 }
@@ -77,8 +79,12 @@ void print_step(const GptOptions& o, const MemoryPlan& plan) {
   print_fact("peak memory",
              message("{} of tensors on {}", byte_count(static_cast<double>(plan.peak.total())),
                      plan.device.is_gpu() ? "the GPU" : "the CPU"));
-  print_fact("work", message("{} TFLOP a step, {} sent", formatted("%.4g", plan.flops * 1e-12),
-                             byte_count(static_cast<double>(plan.bytes_sent))));
+  print_fact("work", message("{} TFLOP a step, {} sent{}", formatted("%.4g", plan.flops * 1e-12),
+                             byte_count(static_cast<double>(plan.bytes_sent)),
+                             plan.bytes_offloaded
+                                 ? message(", {} offloaded or read back",
+                                           byte_count(static_cast<double>(plan.bytes_offloaded)))
+                                 : std::string()));
 }
 
 void print_blocks(const GptOptions& o, const MemoryPlan& plan) {
@@ -92,14 +98,15 @@ void print_blocks(const GptOptions& o, const MemoryPlan& plan) {
 
 void print_alternatives(const MemoryPlan& now, const std::vector<Alternative>& all) {
   if (!all.empty())
-    std::printf("\n%-28s %9s %9s %6s %8s %10s  %s\n", "change", "peak", "saves", "ranks", "FLOPs",
-                "sent", "numbers");
+    std::printf("\n%-28s %9s %9s %6s %8s %10s %10s  %s\n", "change", "peak", "saves", "ranks",
+                "FLOPs", "sent", "offloaded", "numbers");
   for (const Alternative& a : all) {
-    std::printf("%-28s %9s %9s %6d %+7.1f%% %10s  %s\n", a.flags.c_str(),
+    std::printf("%-28s %9s %9s %6d %+7.1f%% %10s %10s  %s\n", a.flags.c_str(),
                 train::short_byte_count(a.plan.peak.total()).c_str(),
                 difference(now.peak.total() - a.plan.peak.total(), "").c_str(), a.plan.ranks,
                 100 * (a.plan.flops / now.flops - 1),
                 difference(a.plan.bytes_sent - now.bytes_sent, "+").c_str(),
+                difference(a.plan.bytes_offloaded - now.bytes_offloaded, "+").c_str(),
                 a.rounds ? "rounded" : "same");
   }
 }
@@ -126,14 +133,17 @@ int run(GptOptions o, const PlanOptions& p) {
   const std::int64_t fit = p.fit.empty() ? 0 : examples::parse_bytes("--fit", p.fit);
   check(p.rates.tflops > 0, "--tflops: must be above 0, got {}", p.rates.tflops);
   check(p.rates.link > 0, "--link: must be above 0, got {}", p.rates.link);
+  check(p.rates.host > 0, "--host-link: must be above 0, got {}", p.rates.host);
   o.gpt().validate();
   train::check_ranks(o);
   const MemoryPlan plan = examples::plan_memory(o);
   print_step(o, plan);
   print_blocks(o, plan);
-  std::printf(
-      "\n%s",
-      train::memory_table(plan, train::parameter_bytes(o, plan.ranks / o.parallel.tp)).c_str());
+  std::printf("\n%s", train::memory_table(
+                          plan, train::parameter_bytes(o, plan.ranks / o.parallel.tp,
+                                                       static_cast<double>(plan.in_fp8) /
+                                                           static_cast<double>(plan.parameters)))
+                          .c_str());
   const std::vector<Alternative> all = examples::alternatives(o, plan, p.rates);
   print_alternatives(plan, all);
   io::Json json = train::to_json(plan);

@@ -57,6 +57,20 @@ void check_fp8(const Module& model) {
   });
 }
 
+std::vector<Fp8Layer> fp8_layers(const Module& model) {
+  std::vector<Fp8Layer> layers;
+  each_layer(model, [&](const std::string&, const Tensor& weight, fp8::LayerState& state) {
+    layers.push_back({weight, &state});
+  });
+  return layers;
+}
+
+std::vector<Tensor> fp8_weights(const Module& model) {
+  std::vector<Tensor> weights;
+  for (const Fp8Layer& layer : fp8_layers(model)) weights.push_back(layer.weight);
+  return weights;
+}
+
 bool is_fp8_state(const std::string& name) {
   return name.ends_with("fp8_history") || name.ends_with("fp8_scale");
 }

@@ -19,6 +19,16 @@ void prepare_fp8(Module& model, const fp8::Recipe& recipe);
 /// The check alone, for the shards of a model that has been cut.
 void check_fp8(const Module& model);
 
+/// The layers that multiply in FP8: their weights, and what they keep between calls.
+struct Fp8Layer {
+  Tensor weight;  ///< (O, I), or (experts, O, I)
+  fp8::LayerState* state;
+};
+std::vector<Fp8Layer> fp8_layers(const Module& model);
+/// The weights that are multiplied in FP8, without their biases. An optimizer with f32 master
+/// weights may store these alone: see optim::Optimizer::store_as_masters().
+std::vector<Tensor> fp8_weights(const Module& model);
+
 /// Whether a name in a state dictionary is that of a buffer of delayed scales, which only a model
 /// that is trained with them has.
 bool is_fp8_state(const std::string& name);

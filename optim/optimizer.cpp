@@ -11,10 +11,10 @@
 #include "weft/core/kernels/remainder.h"
 #include "weft/core/profile.h"
 #include "weft/core/random.h"
+#include "weft/core/restorer.h"
 #include "weft/optim/state_memory.h"
 
 namespace weft::optim {
-
 Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rules, double lr,
                      double weight_decay, const std::optional<std::vector<ParamSettings>>& settings)
     : parameters_(std::move(parameters)), lr_(lr) {
@@ -35,6 +35,8 @@ Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rule
         "optimizer: settings must have one entry for each of {} parameters, got {}",
         parameters_.size(), settings_.size());
   set_lr(lr);
+  if (!parameters_.empty() && parameters_[0].tensor.device().is_gpu())
+    outside_ = StateMemory::current();
 }
 
 void Optimizer::set_lr(double lr) {
@@ -50,6 +52,7 @@ std::size_t Optimizer::add_state(const char* name, DType dtype) {
     const Tensor& t = p.tensor;
     const DType kept = t.dtype() == DType::f64 ? DType::f64 : dtype;
     state.tensors.push_back(StateMemory::zeros(t.shape(), kept, t.device()));
+    send_away(state.tensors.back());
     Tensor scale;
     if (kept == DType::f16) scale = Tensor::zeros({}, DType::f32, t.device());
     if (kept == DType::e4m3)
@@ -79,7 +82,8 @@ void Optimizer::add_masters(MasterWeights form) {
       kept = StateMemory::zeros(t.shape(), DType::f32, t.device());
       kept.copy_(t.detach());
     }
-    masters_.push_back({kept, t.version()});
+    send_away(kept);
+    masters_.push_back({.kept = kept, .version = t.version()});
   }
 }
 
@@ -137,7 +141,7 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   const Tensor master = has_master(i) ? masters_[i].kept : Tensor();
   const bool copied = master.defined() && master_form_ == MasterWeights::f32;
   slot.param = copied ? master.raw() : p.raw();
-  slot.half_copy = copied ? p.raw() : nullptr;
+  slot.half_copy = copied && !masters_[i].alone ? p.raw() : nullptr;
   slot.copy_dtype = copied ? p.dtype() : DType::bf16;
   slot.remainder = master.defined() && !copied ? master.raw() : nullptr;
   slot.grad = g.raw();
@@ -164,10 +168,12 @@ void Optimizer::reset_stale_masters() {
     if (const Tensor& p = parameters_[i].tensor; has_master(i) && !p.is_meta() &&
                                                  masters_[i].version != p.version() &&
                                                  p.device() == masters_[i].kept.device()) {
+      restore_storage(masters_[i].kept.storage());
       if (master_form_ == MasterWeights::remainder)
         masters_[i].kept.zero_();
       else
         masters_[i].kept.copy_(p.detach());
+      send_away(masters_[i].kept);
     }
   keep_masters();
 }
@@ -176,6 +182,7 @@ void Optimizer::before_write(const std::vector<std::size_t>& written) {
   reset_stale_masters();
   for (const std::size_t i : written) parameters_[i].tensor.bump_version();
   keep_masters();
+  release_alone();
 }
 
 void Optimizer::keep_masters() {
@@ -193,6 +200,7 @@ Tensor Optimizer::value(std::size_t i) const {
   const Tensor& p = parameters_[i].tensor;
   if (!master_is_current(i)) return p;
   const Tensor& kept = masters_[i].kept;
+  restore_storage(kept.storage());
   if (master_form_ == MasterWeights::f32) return kept;
   const CategoryScope category(Category::optimizer);
   const Tensor merged = Tensor::empty(p.shape(), DType::f32, p.device());
@@ -218,8 +226,11 @@ Tensor Optimizer::sum_of_squares(std::span<const std::int64_t> counts) const {
     if (!counts.empty() && counts[i] == 0) continue;
     const Tensor all = value(i).detach();
     values.push_back(counts.empty() ? all : all.view({-1}).narrow(0, 0, counts[i]));
-    // One at a time: all of them as f32 would need the memory that the remainder form saves.
-    if (master_form_ == MasterWeights::remainder && master_is_current(i)) add_up();
+    // One at a time: all of them as f32 would need the memory that remainders and offload save.
+    if (master_is_current(i) && (outside_ || master_form_ == MasterWeights::remainder)) {
+      add_up();
+      send_away(masters_[i].kept);
+    }
   }
   add_up();
   return total;
@@ -247,10 +258,13 @@ const StepNumbers* Optimizer::numbers_on_device(std::function<StepNumbers()> num
 
 void Optimizer::count_replays(cuda::Graph& graph) {
   std::vector<const void*> places;
-  for (const std::size_t i : with_gradient()) places.push_back(parameters_[i].tensor.raw());
-  graph.check_replay([this, written = with_gradient_, places] {
+  const auto place_of = [this](std::size_t i) -> const void* {
+    return has_master(i) && masters_[i].alone ? nullptr : parameters_[i].tensor.raw();
+  };
+  for (const std::size_t i : with_gradient()) places.push_back(place_of(i));
+  graph.check_replay([this, place_of, written = with_gradient_, places] {
     for (std::size_t k = 0; k < written.size(); ++k)
-      check(parameters_[written[k]].tensor.raw() == places[k],
+      check(place_of(written[k]) == places[k],
             "optimizer: {} has moved since the step was captured; capture it again",
             parameters_[written[k]].name);
   });
@@ -282,7 +296,7 @@ StepResult Optimizer::step(const GradClip& clip, std::span<const std::size_t> en
   const bool on_device = clip.scale.defined() && !clip.scale.is_meta();
   std::size_t begin = 0;
   for (std::size_t k = 0; k < ends.size(); begin = ends[k++]) {
-    if (!skipped) update(on_device ? clip.scale.data<double>() : nullptr, begin, ends[k]);
+    if (!skipped) update_in_groups(on_device ? clip.scale.data<double>() : nullptr, begin, ends[k]);
     after(k);
   }
   return {skipped};

@@ -13,6 +13,9 @@
 #include "weft/optim/clip.h"
 #include "weft/optim/groups.h"
 
+namespace weft {
+class OffloadMemory;
+}
 namespace weft::cuda {
 class Graph;
 }
@@ -62,7 +65,7 @@ concept Trainable = requires(const M& module) {
 /// changes dtype or device, but the states do not follow: create the optimizer after to().
 class Optimizer {
  public:
-  virtual ~Optimizer() = default;
+  virtual ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -102,6 +105,18 @@ class Optimizer {
   /// Declares that the parameters still match the master weights. Call it after copying parameters
   /// from a source that was rounded from the masters (a ZeRO all-gather).
   void keep_masters();
+
+  /// From now on those of these parameters that it updates have no memory of their own: their
+  /// values are their f32 master weights, rounded when they are needed. For weights that layers
+  /// read as FP8 codes, which they make from such values for the time of one call; other code
+  /// reads or writes them after restore_values() only.
+  /// Destruction gives them their values. Throws Error unless they have f32 master weights and
+  /// memory that is not shared with others.
+  void store_as_masters(const std::vector<Tensor>& parameters);
+  /// Gives them their values until the next release_values() or step().
+  void restore_values();
+  /// Takes them back. A parameter that was written in between resets its master weight first.
+  void release_values();
 
   /// Copies of the state: "step" (i64, one element), for each parameter "<name>.<state>" as f32
   /// (f64 for an f64 model), whatever dtype the state has, and "<name>.master" (f32) where there is
@@ -153,17 +168,29 @@ class Optimizer {
   struct Master {
     Tensor kept;            ///< f32, or remainders (u8, two per value); null: no master
     std::uint32_t version;  ///< version of the parameter when both last agreed
+    bool alone = false;     ///< the parameter has no memory of its own
   };
   /// Resets the master weight of each parameter that other code has written.
   void reset_stale_masters();
   /// Prepares a write of these parameters: resets stale master weights and counts the writes. Call
   /// it before the first write, because several parameters may be views of one storage.
   void before_write(const std::vector<std::size_t>& written);
+  /// Releases the parameters that store_as_masters() named.
+  void release_alone();
   /// The parameters that have a gradient. Reused, so that a step allocates nothing.
   const std::vector<std::size_t>& with_gradient();
   /// Makes each replay of the step being captured count as an update.
   void count_replays(cuda::Graph& graph);
   bool has_master(std::size_t i) const { return i < masters_.size() && masters_[i].kept.defined(); }
+  /// Calls f with the states and master weights of parameters.
+  template <class F>
+  void each_state(std::size_t begin, std::size_t end, const F& f) const;
+  /// On a GPU where a StateMemory was in use: moves states to pinned memory, and back.
+  void send_away(const Tensor& state) const;
+  void send_away(std::size_t begin, std::size_t end) const;
+  void bring_back(std::size_t begin, std::size_t end) const;
+  /// update(), with states on the GPU a group at a time if they wait outside.
+  void update_in_groups(const double* grad_scale, std::size_t begin, std::size_t end);
   /// Whether it has a master weight that no later write or move of the parameter has invalidated.
   bool master_is_current(std::size_t i) const;
   /// Throws Error when the parameter has moved, or has another dtype.
@@ -176,6 +203,8 @@ class Optimizer {
   };
   std::vector<Draws> draws_;
   std::vector<Master> masters_;
+  bool any_alone_ = false;
+  OffloadMemory* outside_ = nullptr;  ///< on a GPU: where states wait between updates
   std::vector<std::size_t> with_gradient_;
 };
 

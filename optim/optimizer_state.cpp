@@ -7,6 +7,7 @@
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/remainder.h"
+#include "weft/core/restorer.h"
 #include "weft/optim/optimizer.h"
 
 namespace weft::optim {
@@ -87,12 +88,15 @@ StateDict Optimizer::state_dict() const {
   out.emplace("step", Tensor::full({1}, static_cast<double>(steps_), DType::i64));
   for (const State& s : states_)
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const RestoredScope here(s.tensors[i].storage());
       const DType dtype = s.tensors[i].dtype() == DType::f64 ? DType::f64 : DType::f32;
       out.emplace(parameters_[i].name + '.' + s.name, unscaled(s.tensors[i], s.scales[i], dtype));
     }
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (has_master(i))
+    if (has_master(i)) {
       out.emplace(parameters_[i].name + ".master", unscaled(value(i), Tensor(), DType::f32));
+      send_away(i, i + 1);
+    }
   return out;
 }
 
@@ -119,13 +123,17 @@ void Optimizer::load_state_dict(const StateDict& state) {
     check(known.count(name), "load_state_dict: {} is not part of this optimizer's state", name);
   steps_ = step->second.item_int();
   for (const State& s : states_)
-    for (std::size_t i = 0; i < parameters_.size(); ++i)
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      restore_storage(s.tensors[i].storage());
       store(state.at(parameters_[i].name + '.' + s.name).to(s.tensors[i].device()), s.tensors[i],
             s.scales[i], s.keeps_above_zero);
+      send_away(s.tensors[i]);
+    }
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (has_master(i)) {
       const Tensor& p = parameters_[i].tensor;
       const Tensor& kept = masters_[i].kept;
+      restore_storage(kept.storage());
       const Tensor master = state.at(parameters_[i].name + ".master").to(p.device());
       if (master_form_ == MasterWeights::f32) {
         kept.copy_(master);
@@ -134,6 +142,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
         dispatch<cpu::split_remainder, cuda::split_remainder>(values, p, kept);
         p.bump_version();
       }
+      send_away(kept);
     }
   keep_masters();
 }

@@ -12,6 +12,8 @@ constinit thread_local OffloadMemory* in_use = nullptr;
 StateMemory::StateMemory(OffloadMemory& memory) : previous_(std::exchange(in_use, &memory)) {}
 StateMemory::~StateMemory() { in_use = previous_; }
 
+OffloadMemory* StateMemory::current() { return in_use; }
+
 Tensor StateMemory::zeros(const Shape& shape, DType dtype, Device device) {
   const std::int64_t bytes = shape.numel() * static_cast<std::int64_t>(size_of(dtype));
   if (!in_use || bytes == 0 || device.is_gpu()) return Tensor::zeros(shape, dtype, device);

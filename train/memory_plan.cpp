@@ -97,8 +97,12 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
   plan.rank = rank;
   plan.micro_batches = step.micro_batches();
   plan.parameters = count_parameters(task.model);
+  if (options.machine.is_fp8())
+    for (const Tensor& w : nn::fp8_weights(task.model)) plan.in_fp8 += w.numel();
   const auto sent = [&] { return step.ranks().world().stats().bytes_sent; };
-  const std::int64_t begin = trace.events(), sent_before = sent();
+  const std::int64_t begin = trace.events(), sent_before = sent(),
+                     moved_before = step.step().moved_bytes(),
+                     states_before = plan.device.is_gpu() ? step.step().moved_state_bytes() : 0;
   std::vector<std::int64_t> sent_at;
   std::int64_t micro_batch = 0;
   step.step().on_phase([&](Phase phase) {
@@ -132,6 +136,9 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
              run = static_cast<double>(step.run_micro_batches());
   for (const Profiler::Entry& e : profiler.entries())
     if (e.phase != "start") plan.flops += e.work.flops * all / run;
+  const auto activations = static_cast<double>(step.step().moved_bytes() - moved_before);
+  plan.bytes_offloaded = step.step().moved_state_bytes() - states_before +
+                         static_cast<std::int64_t>(activations * all / run);
   // Gradients leave after the last micro-batch, and the first one is like those left out.
   const std::int64_t of_first = sent_at.size() > 1 ? sent_at[1] - sent_at[0] : 0;
   plan.bytes_sent =
@@ -139,7 +146,7 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
   return plan;
 }
 
-ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks) {
+ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks, double fp8_share) {
   const DType dtype = o.machine.model_dtype();
   const auto width = [&](DType t) {
     constexpr double kScale = 1.0 / 32;  // a byte for a block of values
@@ -147,6 +154,12 @@ ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks) {
            (t == DType::e4m3 ? kScale : 0);
   };
   ParameterBytes bytes{.weight = width(dtype), .gradient = width(DType::f32), .optimizer = 0};
+  if (o.machine.fp8_weights) bytes.weight *= 1 - fp8_share;
+  const bool transposed = planned_device(o).is_gpu() && o.machine.fp8_recipe != Fp8Recipe::block &&
+                          o.machine.fp8_backward == fp8::BackwardOverride::none;
+  bytes.weight += fp8_share * (transposed ? 2 : 1);
+  if (o.machine.fp8_weights && o.parallel.zero)
+    bytes.weight += fp8_share * 2 / static_cast<double>(data_ranks);
   const OptimizerOptions& opt = o.optimizer;
   if (opt.kind == optim::Kind::adamw)
     bytes.optimizer = width(opt.state_dtype) + width(opt.second_moment_dtype());

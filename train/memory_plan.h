@@ -26,13 +26,16 @@ struct MemoryPlan {
   Device device;
   int ranks = 1, rank = 0;
   std::int64_t micro_batches = 1;
-  std::int64_t parameters = 0;    ///< of this rank
-  LiveBytes peak;                 ///< its total is the peak of the step
-  std::vector<Module> modules;    ///< who had allocated what is live then, largest first
-  std::int64_t peak_event = 0;    ///< of `course`
-  LiveBytes before_backward;      ///< when the first backward begins
-  double flops = 0;               ///< with what is recomputed
-  std::int64_t bytes_sent = 0;    ///< to other ranks
+  std::int64_t parameters = 0;  ///< of this rank
+  std::int64_t in_fp8 = 0;      ///< of these, multiplied in FP8
+  LiveBytes peak;               ///< its total is the peak of the step
+  std::vector<Module> modules;  ///< who had allocated what is live then, largest first
+  std::int64_t peak_event = 0;  ///< of `course`
+  LiveBytes before_backward;    ///< when the first backward begins
+  double flops = 0;             ///< with what is recomputed
+  std::int64_t bytes_sent = 0;  ///< to other ranks
+  /// Out of the device's memory and back, by --offload. A step reads and writes all of the states.
+  std::int64_t bytes_offloaded = 0;
   std::vector<LiveBytes> course;  ///< of the step, after each allocation and free
   std::vector<Mark> marks;        ///< of `course`, in order
 
@@ -44,13 +47,15 @@ struct MemoryPlan {
 MemoryPlan plan_memory(const Task& task, const Options& options, const data::Batch& rows, int ranks,
                        int rank);
 
-/// Bytes per parameter by closed forms: the weight, its gradient, and the optimizer's share, which
-/// --zero divides by the ranks that have the same parameters.
+/// Bytes per parameter by closed forms: the weight with its FP8 codes, its gradient, and the
+/// optimizer's share, which --zero divides by the ranks that have the same parameters.
 struct ParameterBytes {
   double weight = 0, gradient = 0, optimizer = 0;
   double total() const { return weight + gradient + optimizer; }
 };
-ParameterBytes parameter_bytes(const Options& options, std::int64_t data_ranks);
+/// fp8_share: of the parameters, how many are multiplied in FP8.
+ParameterBytes parameter_bytes(const Options& options, std::int64_t data_ranks,
+                               double fp8_share = 0);
 
 /// The categories and modules of a plan in lines of text, and as JSON without the course.
 std::string memory_table(const MemoryPlan& plan, const ParameterBytes& closed);

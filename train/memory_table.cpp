@@ -65,13 +65,15 @@ io::Json to_json(const MemoryPlan& plan) {
       .set("rank", plan.rank)
       .set("micro_batches", plan.micro_batches)
       .set("parameters", plan.parameters)
+      .set("in_fp8", plan.in_fp8)
       .set("peak_bytes", plan.peak.total())
       .set("phase", name_of(plan.at_peak().phase))
       .set("micro_batch", plan.at_peak().micro_batch)
       .set("by_category", to_json(plan.peak))
       .set("modules", std::move(modules))
       .set("flops", plan.flops)
-      .set("bytes_sent", plan.bytes_sent);
+      .set("bytes_sent", plan.bytes_sent)
+      .set("bytes_offloaded", plan.bytes_offloaded);
 }
 
 }  // namespace weft::train

@@ -40,12 +40,22 @@ void check_layout(const Options& o, Device device) {
               word_of(kFp8BackwardWords, o.machine.fp8_backward));
 }
 
+void check_fp8_weights(const Options& o) {
+  if (!o.machine.fp8_weights) return;
+  weft::check(o.optimizer.master_weights == optim::MasterWeights::f32,
+              "--fp8-weights: needs --master-weights f32, got {}",
+              word_of(optim::kMasterWeightsWords, o.optimizer.master_weights));
+  weft::check(!o.parallel.zero || o.machine.recipe()->scaling == fp8::Scaling::current,
+              "--fp8-weights: with --zero needs --fp8-recipe current or current-pow2, got {}",
+              word_of(kFp8RecipeWords, o.machine.fp8_recipe));
+  weft::check(o.machine.fp8_backward != fp8::BackwardOverride::high_precision,
+              "--fp8-weights: needs --fp8-backward fp8 or dequantized, got high-precision");
+}
+
 // Before anything else is made: a run of hours must not find its folder missing.
 void check_offload(const OffloadFlags& o, const MachineOptions& machine, Device device) {
   if (o.what == OffloadWhat::none) return;
   weft::check(!machine.graph, "--offload: needs --graph off, got on");
-  weft::check(!o.has(OffloadWhat::states) || !device.is_gpu(),
-              "--offload: states needs --device cpu, got {}", device);
   if (!device.is_cpu()) return;
   std::error_code none;
   weft::check(!o.folder.empty(), "--offload: on the cpu needs --offload-folder");
@@ -75,6 +85,7 @@ void Options::check() const {
               device);
   weft::check(!run.profile || !machine.graph, "--profile: needs --graph off, got on");
   check_layout(*this, device);
+  check_fp8_weights(*this);
   check_offload(offload, machine, device);
   const std::int64_t micro = micro_batch ? micro_batch : batch;
   weft::check(batch % micro == 0, "--micro-batch: must divide --batch {}, got {}", batch, micro);

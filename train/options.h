@@ -121,6 +121,7 @@ struct MachineOptions {
   Fp8Recipe fp8_recipe = Fp8Recipe::current;
   std::int64_t fp8_history = 1024;
   fp8::BackwardOverride fp8_backward = fp8::BackwardOverride::none;
+  bool fp8_weights = false;
   bool graph = false;
   std::int64_t threads = 0, seed = 1;
   bool deterministic = false;
@@ -142,6 +143,9 @@ struct MachineOptions {
     v("fp8-backward", fp8_backward, kFp8BackwardWords,
       "what the products of backward multiply: FP8, the operands before rounding, or what forward "
       "multiplied",
+      any().needs(is_fp8(), "dtype fp8"));
+    v("fp8-weights", fp8_weights,
+      "store the weights of FP8 products as FP8 and as f32 master weights alone, not as bf16 too",
       any().needs(is_fp8(), "dtype fp8"));
     v("graph", graph, "on a GPU: capture a step once and replay it",
       any().needs(device.find("cuda") != device.npos, "device cuda, got " + device));

@@ -41,12 +41,14 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
             .folder = away.folder, .fraction = away.fraction, .least_bytes = away.least_bytes},
         device_);
   std::optional<optim::StateMemory> outside;
-  if (away.has(OffloadWhat::states)) outside.emplace(state_file_.emplace(device_, away.folder));
-  optimizer_ = distributed::make_optimizer(task_.model, ranks.mesh(), layout_,
-                                           options.optimizer.any_options(options.machine.seed),
-                                           {.bucket_size = options.parallel.bucket_size,
-                                            .shard = options.parallel.zero,
-                                            .count_zeros = options.run.norms});
+  if (away.has(OffloadWhat::states)) outside.emplace(states_outside_.emplace(device_, away.folder));
+  optimizer_ = distributed::make_optimizer(
+      task_.model, ranks.mesh(), layout_, options.optimizer.any_options(options.machine.seed),
+      {.bucket_size = options.parallel.bucket_size,
+       .shard = options.parallel.zero,
+       .fp8_weights = options.machine.fp8_weights ? fp8_recipe_ : std::nullopt,
+       .count_zeros = options.run.norms});
+  if (options.machine.fp8_weights) optimizer_->store_as_masters(nn::fp8_weights(task_.model));
   const bool shards = optimizer_->is_sharded();
   const bool by_part = shards && task_.model.shard_members() & nn::Shard::kBeforeUse;
   if (const double scale = options.loss_scale(); scale > 0)
@@ -267,6 +269,7 @@ StepResult TrainStep::operator()(std::int64_t step, const data::Batch& rows) {
         "train step: rows must have {} targets as at the first step, got {}", targets_per_row_,
         rows.targets_per_row());
   targets_per_row_ = rows.targets_per_row();
+  optimizer_->release_values();  // what a checkpoint or a sample has read
   reset_peak(device_);
   StepResult result;
   result.lr = lr_.at(step);
@@ -289,6 +292,7 @@ StepResult TrainStep::operator()(std::int64_t step, const data::Batch& rows) {
 
 std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
   optimizer_->wait();
+  optimizer_->release_values();
   struct EvalScope {
     explicit EvalScope(nn::Module& m) : model(m) { model.eval(); }
     ~EvalScope() { model.train(); }
@@ -338,6 +342,7 @@ std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
 
 TrainStep::NonFinite TrainStep::first_non_finite() const {
   optimizer_->wait();  // on a GPU the updated slices of other ranks may still be on their way
+  optimizer_->restore_values();
   const auto parameters = task_.model.named_parameters();
   for (const auto& p : parameters)
     if (!all_finite(p.tensor)) return {message("parameter {}", p.name), true};
@@ -348,10 +353,12 @@ TrainStep::NonFinite TrainStep::first_non_finite() const {
 
 distributed::SlicedTensors TrainStep::model_slices() {
   optimizer_->wait();
+  optimizer_->restore_values();
   return distributed::model_slices(task_.model.state_dict(), ranks_.mesh(), layout_);
 }
 
 void TrainStep::load_weights(const distributed::ShardFiles& model) {
+  optimizer_->restore_values();
   // A file of weights may come from a run without delayed scales, or from one with them.
   const StateDict own = task_.model.state_dict();
   StateDict given = distributed::read_model(own, layout_, model);
@@ -363,6 +370,7 @@ void TrainStep::load_weights(const distributed::ShardFiles& model) {
 
 void TrainStep::load(const distributed::ShardFiles& model,
                      const distributed::ShardFiles& optimizer) {
+  optimizer_->restore_values();
   task_.model.load_state_dict(distributed::read_model(task_.model.state_dict(), layout_, model));
   optimizer_->load_state(optimizer);
 }

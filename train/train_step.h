@@ -55,6 +55,14 @@ class TrainStep {
   };
   NonFinite first_non_finite() const;
 
+  /// Bytes of activations that went out of the device's memory or came back so far.
+  std::int64_t moved_bytes() const { return offload_ ? offload_->moved_bytes() : 0; }
+  /// The same of optimizer states, in a step of the CPU, which uses them in their file, or so far.
+  std::int64_t moved_state_bytes() const {
+    if (!states_outside_) return 0;
+    return device_.is_gpu() ? states_outside_->moved_bytes() : 2 * states_outside_->bytes();
+  }
+
   /// Sets a function that is called when a phase of a micro-batch begins.
   void on_phase(const std::function<void(Phase)>& f) { schedule_->on_phase = on_phase_ = f; }
 
@@ -104,9 +112,9 @@ class TrainStep {
   Device device_;
   const std::optional<fp8::Recipe> fp8_recipe_;
   distributed::Layout layout_;
-  std::optional<Offload> offload_;           ///< of activations
-  std::optional<OffloadMemory> state_file_;  ///< outlives the optimizer
-  data::Batch on_gpu_;                       ///< null on the CPU
+  std::optional<Offload> offload_;               ///< of activations
+  std::optional<OffloadMemory> states_outside_;  ///< outlives the optimizer
+  data::Batch on_gpu_;                           ///< null on the CPU
   std::unique_ptr<distributed::ParallelOptimizer> optimizer_;
   std::optional<LossScale> loss_scale_;
   std::unique_ptr<nn::RouterStep> routers_;

@@ -247,6 +247,7 @@ void Trainer::keep_if_best(double val_loss) {
 
 void Trainer::sample() {
   step_.optimizer().wait();
+  step_.optimizer().restore_values();
   if (!ranks_.is_first()) return;
   log_.begin(Aside::sample, state_.step);
   const std::string text = task_.sample();

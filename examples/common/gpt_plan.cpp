@@ -82,6 +82,15 @@ Flags set_to(T& setting, T value, const char* flags, bool may = true) {
   return may && std::exchange(setting, value) != value ? flags : "";
 }
 
+// Adds to what is offloaded.
+template <train::OffloadWhat kWhat>
+Flags offload(GptOptions& o) {
+  if (o.offload.has(kWhat)) return {};
+  o.offload.what = static_cast<train::OffloadWhat>(static_cast<unsigned>(o.offload.what) |
+                                                   static_cast<unsigned>(kWhat));
+  return message("--offload {}", word_of(train::kOffloadWords, o.offload.what));
+}
+
 // What takes less memory, one row each. A change that contradicts other options is left out.
 struct Change {
   bool rounds;  ///< the numbers of the run change
@@ -98,6 +107,14 @@ constexpr Change kChanges[] = {
      [](GptOptions& o) {
        return set_to(o.model.recompute, nn::Recompute::full, "--recompute full");
      }},
+    {false, offload<train::OffloadWhat::activations>},
+    {false, offload<train::OffloadWhat::states>},
+    {false,
+     [](GptOptions& o) {
+       const bool neither = o.offload.what == train::OffloadWhat::none;
+       offload<train::OffloadWhat::activations>(o);
+       return neither ? offload<train::OffloadWhat::states>(o) : Flags();
+     }},
     {false,
      [](GptOptions& o) { return set_to(o.parallel.zero, true, "--zero", o.parallel.dp > 1); }},
     {false, [](GptOptions& o) { return set_to(o.parallel.sp, true, "--sp", o.parallel.tp > 1); }},
@@ -109,6 +126,10 @@ constexpr Change kChanges[] = {
                      "--master-weights remainder",
                      o.machine.model_dtype() == DType::bf16 &&
                          o.optimizer.master_weights == optim::MasterWeights::f32);
+     }},
+    {false,
+     [](GptOptions& o) {
+       return set_to(o.machine.fp8_weights, true, "--fp8-weights", o.machine.is_fp8());
      }},
     {true,
      [](GptOptions& o) {
@@ -133,7 +154,8 @@ constexpr Change kChanges[] = {
 
 double cost_of(const train::MemoryPlan& plan, const Rates& rates) {
   return plan.flops / (1e12 * rates.tflops) +
-         static_cast<double>(plan.bytes_sent) / (1e9 * rates.link);
+         static_cast<double>(plan.bytes_sent) / (1e9 * rates.link) +
+         static_cast<double>(plan.bytes_offloaded) / (1e9 * rates.host);
 }
 
 std::optional<Alternative> try_changes(const GptOptions& options,

@@ -21,6 +21,7 @@ BlockBytes block_activations(const GptOptions& options, const train::MemoryPlan&
 struct Rates {
   double tflops = 400;  ///< 10^12 floating-point operations per second
   double link = 50;     ///< 10^9 bytes per second to other ranks
+  double host = 10;     ///< 10^9 bytes per second to pinned memory, or to the disk
 };
 
 /// A change of the options, or several, and what a step then takes.
@@ -28,7 +29,7 @@ struct Alternative {
   std::string flags;    ///< "--recompute full"
   bool rounds = false;  ///< whether the numbers of the run change
   train::MemoryPlan plan;
-  double cost_s = 0;  ///< seconds of compute and communication more than now, by the rates
+  double cost_s = 0;  ///< seconds more than now, by the rates, if nothing overlaps
 };
 
 /// Every change of the table of changes that these options allow.

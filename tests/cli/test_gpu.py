@@ -133,6 +133,44 @@ def graph_gives_the_same_run(folder):
             assert result(out) == want, (dtype, out)
 
 
+def fp8_weights(folder):
+    """Without bf16 weights: the rows and files of a run that has them, also as a graph, and between
+    samples and checkpoints; in the memory that meta:cuda predicts."""
+    both = ["--dtype", "fp8", "--seq", "32", "--sample-every", "2", "--save-every", "4"]
+    planned = {}
+
+    def go(out, *more):
+        done = train(*base(folder, out, "--device", "cuda", *both, *more), program=GPU)
+        planned[out] = next(line for line in done.stdout.splitlines() if line.startswith("peak memory"))
+        rows = metrics(f"{folder}/{out}")
+        peak = {row.pop("peak_bytes") for row in rows}.pop()
+        assert planned[out] == peak_line(peak), (planned[out], peak)
+        return peak, [{k: v for k, v in row.items() if not k.endswith("_bytes")} for row in rows], \
+            checkpoint_bytes(f"{folder}/{out}", STEPS)
+
+    peak, *want = go("plain")
+    for out, more in (("alone", []), ("graph", ["--graph"])):
+        less, *got = go(out, "--fp8-weights", *more)
+        assert got == want and less < peak, (out, less, peak)
+
+
+def offload(folder):
+    """Activations and optimizer states in pinned memory: the same rows and files, in the memory that
+    meta:cuda predicts."""
+    both = ["--device", "cuda", "--save-every", "4"]
+    for name, more in (("f32", []), ("bf16", ["--dtype", "bf16"]),
+                       ("fp8", ["--dtype", "fp8", "--fp8-weights", "--seq", "32"])):
+        runs = []
+        for away in ([], ["--offload", "activations,states", "--offload-least", "1000"]):
+            out = f"{name}-{len(away)}"
+            done = train(*base(folder, out, *both, *more, *away), program=GPU)
+            rows = metrics(f"{folder}/{out}")
+            assert peak_line(rows[-1]["peak_bytes"]) in done.stdout, done.stdout
+            runs.append(([{k: v for k, v in row.items() if not k.endswith("_bytes")} for row in rows],
+                         checkpoint_bytes(f"{folder}/{out}", STEPS), rows[-1]["live_bytes"]))
+        assert runs[0][:2] == runs[1][:2] and runs[1][2] < runs[0][2], (name, runs[0][2], runs[1][2])
+
+
 def graph_with_other_layers(folder):
     for name, model in (("delta", ["--pattern", "da", "--dtype", "bf16"]),
                         ("latent", ["--attention", "mla"])):
@@ -191,5 +229,5 @@ def wrong_uses(folder):
 
 
 main([trains_like_the_cpu, trains_in_bf16, resumes, steady_memory, not_finite, interrupt_saves, evaluates,
-      meta_predicts_the_peak, graph_gives_the_same_run, graph_with_other_layers, predicts_several_tokens,
-      graph_allocates_nothing, wrong_uses])
+      meta_predicts_the_peak, graph_gives_the_same_run, fp8_weights, offload, graph_with_other_layers,
+      predicts_several_tokens, graph_allocates_nothing, wrong_uses])

@@ -56,6 +56,18 @@ def threads_on_one_gpu(folder):
         same_bits(folder, name, f"{name}-parts")
 
 
+def fp8_weights(folder):
+    """With --zero the ranks of a GPU share codes of weights in place of bf16: the same bits."""
+    both = [*MOE, *TWO, "--dtype", "fp8", "--seq", "32", "--capacity", "1", "--zero"]
+    for ep in ("1", "2"):
+        train(*base(folder, f"plain{ep}", *both, "--ep", ep), program=GPU)
+        done = train(*base(folder, f"alone{ep}", *both, "--ep", ep, "--fp8-weights"), program=GPU)
+        rows = [metrics(f"{folder}/{out}{ep}") for out in ("alone", "plain")]
+        assert [row["loss"] for row in rows[0]] == [row["loss"] for row in rows[1]], ep
+        assert peak_line(rows[0][-1]["peak_bytes"]) in done.stdout, done.stdout
+        assert rows[0][-1]["peak_bytes"] < rows[1][-1]["peak_bytes"]
+
+
 def backends_on_gpus(folder):
     """One GPU per rank: over the emulated NCCL, which adds in rank order like the other backends,
     and over MPI through the host. The bits equal those of threads that share one GPU."""
@@ -115,4 +127,4 @@ def wrong_uses(folder):
     assert done.returncode == 2 and "--graph: does not exist yet" in done.stderr, done
 
 
-main([threads_on_one_gpu, backends_on_gpus, memory, stops_together, wrong_uses])
+main([threads_on_one_gpu, fp8_weights, backends_on_gpus, memory, stops_together, wrong_uses])

@@ -65,6 +65,7 @@ def prints_as_the_page(folder):
 def wrong_use(folder):
     refused(run("plan", "--fit", "much", *SMALL), 2, "--fit: must be a size such as 24GiB or 80GB, got 'much'")
     refused(run("plan", "--tflops", "0", *SMALL), 2, "--tflops: must be above 0, got 0")
+    refused(run("plan", "--host-link", "-1", *SMALL), 2, "--host-link: must be above 0, got -1")
     refused(run("plan", "--layrs", "3"), 2, "--layrs", "--layers")
     refused(run("plan", "--device", "tpu"), 2, "device: must be cpu, cuda", "tpu")
     refused(run("plan", "--dp", "3", *SMALL), 2, "--batch", "3")

@@ -1,11 +1,14 @@
 // Plans of memory: equal to real steps byte for byte, by category, and their closed forms.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <mutex>
 
 #include "weft/core/memory_trace.h"
 #include "weft/core/random.h"
 #include "weft/examples/common/gpt_plan.h"
+#include "weft/nn/fp8.h"
 #include "weft/tests/examples/gpt_step.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
@@ -170,6 +173,13 @@ const Case kAlone[] = {
        o.model.arch = nn::Arch::llama;
        o.model.recompute = nn::Recompute::full;
      }},
+    {"fp8 weights", fp8, [](GptOptions& o) { o.machine.fp8_weights = true; }},
+    {"fp8 weights by block, mtp", fp8,
+     [](GptOptions& o) {
+       o.machine.fp8_weights = true;
+       o.machine.fp8_recipe = train::Fp8Recipe::block;
+       o.model.mtp.depths = 1;
+     }},
     {"experts", experts, [](GptOptions&) {}},
     {"experts, full recompute", experts,
      [](GptOptions& o) { o.model.recompute = nn::Recompute::full; }},
@@ -231,7 +241,7 @@ struct Layout {
   const char* what;
   GptOptions (*base)();
   std::int64_t tp, ep;
-  bool sp, zero, delays = false;
+  bool sp, zero, delays = false, fp8_weights = false;
 };
 constexpr Layout kLayouts[] = {
     {"dp", small, 1, 1, false, false},
@@ -242,6 +252,9 @@ constexpr Layout kLayouts[] = {
     {"tp", small, 2, 1, false, false},
     {"tp + sp", small, 2, 1, true, false},
     {"bf16, tp + sp", bf16, 2, 1, true, false},
+    {"fp8 weights, dp", fp8, 1, 1, false, false, false, true},
+    {"fp8 weights, zero", fp8, 1, 1, false, true, false, true},
+    {"fp8 weights, tp + sp", fp8, 2, 1, true, false, false, true},
     {"experts, ep", experts, 1, 2, false, true},
     {"experts, ep, delayed gradients", experts, 1, 2, false, true, true}};
 
@@ -258,6 +271,7 @@ TEST_CASE("memory plan: equals a real step of two ranks, by category") {
       o.parallel.sp = l.sp;
       o.parallel.zero = l.zero;
       o.parallel.delay_weight_gradients = l.delays;
+      o.machine.fp8_weights = l.fp8_weights;
       const LiveBytes real = real_peak(o, train::Ranks(w, o));
       const MemoryPlan plan = planned(o, w.rank());
       const std::lock_guard lock(mutex);
@@ -345,6 +359,26 @@ TEST_CASE("memory plan: bytes a parameter by closed forms") {
   CHECK(train::parameter_bytes(low, 1).total() == 10 + 2.0 / 32);
   CHECK(weights_and_states(plan_memory(low)) >= 6 + 2.0 / 32);
   CHECK(weights_and_states(plan_memory(low)) < 1.02 * (6 + 2.0 / 32));
+  // Codes, and transposed ones for a GPU's products; with --fp8-weights nothing else.
+  for (const char* device : {"meta", "meta:cuda"})
+    for (const bool alone : {false, true}) {
+      GptOptions o = wide(kStates[1]);
+      o.machine.device = device;
+      o.machine.dtype = DType::e4m3;
+      o.machine.fp8_weights = alone;
+      o.model.seq = 256;  // the peak is not where a weight is rounded
+      const MemoryPlan plan = plan_memory(o);
+      const double share = static_cast<double>(plan.in_fp8) / static_cast<double>(plan.parameters);
+      const std::int64_t codes = o.machine.device == "meta" ? 1 : 2;
+      CHECK(train::parameter_bytes(o, 1, share).weight ==
+            2 * (alone ? 1 - share : 1) + static_cast<double>(codes) * share);
+      const GptTask gpt(o);
+      std::int64_t exact = tensors_of(o, 2);
+      for (const Tensor& w : nn::fp8_weights(gpt.model))
+        exact += codes * size_class_bytes(w.numel()) + size_class_bytes(4) -
+                 (alone ? size_class_bytes(2 * w.numel()) : 0);
+      CHECK(plan.peak.by_category[kParameter] == exact);
+    }
   // 6 + 12 / dp: weights and gradients on every rank, masters and moments divided.
   for (const int dp : {2, 8, 64}) {
     GptOptions o = wide(kStates[1]);
@@ -354,6 +388,16 @@ TEST_CASE("memory plan: bytes a parameter by closed forms") {
     const double planned = weights_and_states(plan_memory(o));
     CHECK(planned >= 2 + 12.0 / dp);
     CHECK(planned < 1.05 * (2 + 12.0 / dp));
+    // Codes on every rank; bf16, masters and moments divided.
+    o.machine.dtype = DType::e4m3;
+    o.machine.fp8_weights = true;
+    o.model.seq = 256;
+    const MemoryPlan plan = plan_memory(o);
+    const double share = static_cast<double>(plan.in_fp8) / static_cast<double>(plan.parameters);
+    const double closed = (1 - share) * 2 + share * (2 + 2.0 / dp) + 12.0 / dp;
+    CHECK(std::abs(train::parameter_bytes(o, dp, share).total() - (closed + 4)) < 1e-12);
+    CHECK(weights_and_states(plan) >= closed);
+    CHECK(weights_and_states(plan) < 1.05 * closed);
   }
 }
 
@@ -406,10 +450,11 @@ TEST_CASE("memory plan: what changes save and cost") {
     if (a.flags == "--tp 2 --dp 1") CHECK(a.plan.bytes_sent > 0);
     if (a.flags == "--dtype bf16") CHECK(a.rounds);
   }
-  CHECK(flags == std::vector<std::string>{"--micro-batch 2", "--recompute selective",
-                                          "--recompute full", "--tp 2 --dp 1", "--dtype bf16",
-                                          "--dtype fp8", "--state-dtype bf16", "--state-dtype f16",
-                                          "--state-dtype fp8"});
+  CHECK(flags == std::vector<std::string>{
+                     "--micro-batch 2", "--recompute selective", "--recompute full",
+                     "--offload activations", "--offload states", "--offload activations,states",
+                     "--tp 2 --dp 1", "--dtype bf16", "--dtype fp8", "--state-dtype bf16",
+                     "--state-dtype f16", "--state-dtype fp8"});
   CHECK(cheapest_fit(o, now, {}, now.peak.total()).flags.empty());
   const std::int64_t little_less = now.peak.total() - 1;
   CHECK(cheapest_fit(o, now, {}, little_less).flags == "--micro-batch 2");
@@ -417,6 +462,7 @@ TEST_CASE("memory plan: what changes save and cost") {
   // A change that doubles or halves may come twice, and its last value is shown. More ranks would
   // be one change.
   o.model.recompute = nn::Recompute::full;
+  o.offload.what = value_of(train::kOffloadWords, "activations,states", "--offload");
   const MemoryPlan full = plan_memory(o);
   o.micro_batch = 1;
   const std::int64_t least = plan_memory(o).peak.total();
@@ -427,6 +473,52 @@ TEST_CASE("memory plan: what changes save and cost") {
   CHECK(cheapest_fit(o, full, {}, least - 1).flags != "--micro-batch 1");
   CHECK(test::error_of([&] { cheapest_fit(o, now, {}, 1000); }) ==
         message("--fit: no 3 changes together bring {} bytes down to 1000", now.peak.total()));
+}
+
+TEST_CASE("memory plan: what offload saves and moves") {
+  GptOptions o = small();
+  o.machine.device = "meta";
+  o.model.dim = 256;
+  o.model.seq = 512;
+  o.model.layers = 4;
+  const MemoryPlan now = plan_memory(o);
+  CHECK(now.bytes_offloaded == 0);
+  const Rates rates{.tflops = 1, .link = 1, .host = 4};
+  const std::vector<Alternative> all = alternatives(o, now, rates);
+  const auto row = [&](const std::string& flags) {
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const auto& a) { return a.flags == flags; });
+    REQUIRE(found != all.end());
+    CHECK(!found->rounds);
+    CHECK(found->plan.flops == now.flops);
+    CHECK(std::abs(found->cost_s - static_cast<double>(found->plan.bytes_offloaded) / 4e9) < 1e-9);
+    return found->plan;
+  };
+  const MemoryPlan activations = row("--offload activations"), states = row("--offload states"),
+                   both = row("--offload activations,states");
+  // m and v are read and written; what blocks keep goes once and comes back once.
+  CHECK(states.bytes_offloaded == 2 * 8 * now.parameters);
+  CHECK(now.peak.by_category[kOptimizer] - states.peak.by_category[kOptimizer] ==
+        2 * tensors_of(o, 4));
+  CHECK(activations.peak.total() < now.peak.total() * 3 / 4);
+  CHECK(activations.bytes_offloaded / 2 > now.peak.total() - activations.peak.total());
+  CHECK(both.bytes_offloaded == activations.bytes_offloaded + states.bytes_offloaded);
+  CHECK(both.peak.total() < std::min(activations.peak.total(), states.peak.total()));
+  // Micro-batches of which the plan runs a part.
+  o.batch = 32;
+  o.micro_batch = 4;
+  o.offload.what = train::OffloadWhat::activations;
+  const MemoryPlan many = plan_memory(o);
+  CHECK(many.bytes_offloaded == 8 * activations.bytes_offloaded);
+  // One that is on already is not offered; the other is added to it.
+  std::vector<std::string> flags;
+  for (const Alternative& a : alternatives(o, many, rates))
+    if (a.flags.starts_with("--offload")) flags.push_back(a.flags);
+  CHECK(flags == std::vector<std::string>{"--offload activations,states"});
+  // A GPU's states go to the host and come back.
+  o.machine.device = "meta:cuda";
+  o.offload.what = train::OffloadWhat::states;
+  CHECK(plan_memory(o).bytes_offloaded == 2 * 8 * now.parameters);
 }
 
 TEST_CASE("memory plan: sizes of memory") {

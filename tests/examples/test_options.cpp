@@ -111,7 +111,7 @@ TEST_CASE("options: config.toml contains every setting") {
       joined(refused) ==
       "capacity delay-weight-gradients dense-layers device dispatcher drop ep ep-dtype expert-bias "
       "force-balance "
-      "fp8-backward fp8-history fp8-recipe global-aux-coeff graph "
+      "fp8-backward fp8-history fp8-recipe fp8-weights global-aux-coeff graph "
       "jitter "
       "latent loss-scale-steps master-weights mtp-detach mtp-repeat offload "
       "offload-folder offload-fraction "
@@ -271,6 +271,18 @@ TEST_CASE("options: incompatible settings are refused") {
         "--fp8-history: needs --fp8-recipe delayed");
   CHECK(refusal({"--dtype", "fp8", "--seq", "40"}) ==
         "--seq: must be a multiple of 16 with --dtype fp8, got 40");
+  CHECK(refusal({"--fp8-weights"}) == "--fp8-weights: needs --dtype fp8");
+  const auto alone = [&](const char* flag, const char* value) {
+    return refusal({"--dtype", "fp8", "--fp8-weights", flag, value});
+  };
+  CHECK(alone("--seed", "1") == "no error");
+  CHECK(alone("--master-weights", "remainder") ==
+        "--fp8-weights: needs --master-weights f32, got remainder");
+  CHECK(refusal({"--dtype", "fp8", "--fp8-weights", "--zero"}) == "no error");
+  CHECK(refusal({"--dtype", "fp8", "--fp8-weights", "--zero", "--fp8-recipe", "block"}) ==
+        "--fp8-weights: with --zero needs --fp8-recipe current or current-pow2, got block");
+  CHECK(alone("--fp8-backward", "high-precision") ==
+        "--fp8-weights: needs --fp8-backward fp8 or dequantized, got high-precision");
   const auto overlapped = [&](const char* flag, const char* value) {
     return refusal({"--dtype", "fp8", "--tp", "2", "--sp", "--tp-overlap", "ring", flag, value});
   };

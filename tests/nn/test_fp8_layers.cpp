@@ -1,6 +1,7 @@
 // Which layers of a model multiply in FP8, and the state that they keep.
 #include <doctest/doctest.h>
 
+#include "weft/core/allocator.h"
 #include "weft/core/random.h"
 #include "weft/nn/fp8.h"
 #include "weft/nn/gpt.h"
@@ -99,7 +100,9 @@ TEST_CASE("fp8: outside of a scope the bits are those without FP8") {
 TEST_CASE("fp8: recomputation changes no bit, for each recipe") {
   for (const bool sparse : {false, true})
     for (const Recipe& recipe :
-         {Recipe{}, Recipe{.scaling = Scaling::delayed}, Recipe{.scaling = Scaling::block}}) {
+         {Recipe{}, Recipe{.scaling = Scaling::delayed}, Recipe{.scaling = Scaling::block},
+          Recipe{.backward = fp8::BackwardOverride::dequantized},
+          Recipe{.backward = fp8::BackwardOverride::high_precision}}) {
       TensorList plain;
       for (const nn::Recompute how :
            {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full}) {
@@ -122,6 +125,41 @@ TEST_CASE("fp8: recomputation changes no bit, for each recipe") {
         }
       }
     }
+}
+
+TEST_CASE("fp8: recomputed parts keep no codes of what is computed again") {
+  const auto kept = [](const Recipe& recipe, nn::Recompute how) {
+    nn::GptConfig c = config(false);
+    c.recompute = how;
+    const Gpt model = model_of(c, recipe);
+    const fp8::Autocast scope(recipe);
+    const Tensor ids = ids_of(5);
+    std::int64_t bytes = 0;
+    for (int i = 0; i < 2; ++i) {  // the second step has the codes of weights already
+      const std::int64_t before = memory_stats().live_bytes;
+      const RandomScope random({.seed = 1, .step = 1});
+      Tape tape;
+      const Tensor loss = model.losses(ids, ids).total();
+      bytes = memory_stats().live_bytes - before;
+    }
+    return bytes;
+  };
+  const std::int64_t norms = 2 * 2 * size_class_bytes(32 * 32),
+                     hidden = 2 * size_class_bytes(32 * 64);
+  for (const Recipe& recipe :
+       {Recipe{}, Recipe{.scaling = Scaling::delayed}, Recipe{.scaling = Scaling::block},
+        Recipe{.backward = fp8::BackwardOverride::dequantized}}) {
+    CAPTURE(static_cast<int>(recipe.scaling));
+    const std::int64_t all = kept(recipe, nn::Recompute::none);
+    CHECK(kept(recipe, nn::Recompute::norms) == all - norms);
+    CHECK(kept(recipe, nn::Recompute::mlp) == all - hidden);
+    CHECK(kept(recipe, nn::Recompute::selective) == all - norms - hidden);
+  }
+  // bf16 operands, which are kept as they are.
+  const Recipe high{.backward = fp8::BackwardOverride::high_precision};
+  CHECK(kept(high, nn::Recompute::selective) == kept(high, nn::Recompute::none) -
+                                                    4 * size_class_bytes(2 * 32 * 32) -
+                                                    2 * size_class_bytes(2 * 32 * 64));
 }
 
 TEST_CASE("fp8: delayed scales are buffers, which copies and dictionaries have") {

@@ -377,4 +377,62 @@ TEST_CASE("master_weights: O5 a regression with remainders and bf16 states ends 
   CHECK(regression(MasterWeights::none, DType::f32) > 1.02 * want);
 }
 
+TEST_CASE("master weights: a parameter that is stored as its master weight alone") {
+  const NamedTensors ps = model(), qs = model();
+  const Tensor w = ps[0].tensor;
+  {
+    AdamW alone(ps, {}), plain(qs, {});
+    alone.store_as_masters({w, ps[2].tensor});
+    const auto same = [&] {
+      alone.restore_values();
+      for (std::size_t i = 0; i < ps.size(); ++i)
+        CHECK(test::different_bits(ps[i].tensor, qs[i].tensor) == "");
+    };
+    CHECK(w.storage()->released);
+    CHECK(!ps[3].tensor.storage()->released);
+    CHECK(test::error_of([&] { w.raw(); }) ==
+          "data: the storage of this tensor [37, 5] was released");
+    for (std::uint64_t t = 1; t < 4; ++t) {
+      steps(alone, t, t + 1);
+      steps(plain, t, t + 1);
+      CHECK(w.storage()->released);
+      if (t == 2) same();  // and without reading in the other steps
+    }
+    same();
+    alone.release_values();
+    CHECK(w.storage()->released);
+    same();
+    // A written value becomes the master weight.
+    w.fill_(0.5);
+    qs[0].tensor.fill_(0.5);
+    alone.release_values();
+    CHECK(w.storage()->released);
+    CHECK(alone.value(0).dtype() == DType::f32);
+    CHECK(alone.value(0).max().item() == 0.5);
+    same();
+    steps(alone, 4, 6);
+    steps(plain, 4, 6);
+    same();
+    // States of either fit the other.
+    const StateDict state = plain.state_dict();
+    for (const auto& [name, t] : alone.state_dict())
+      CHECK(test::different_bits(t, state.at(name)) == "");
+    alone.load_state_dict(state);
+    alone.release_values();
+  }
+  CHECK(test::different_bits(w, qs[0].tensor) == "");  // back after the optimizer
+
+  const auto refused = [](const NamedTensors& of, const AdamWOptions& o, std::size_t i) {
+    AdamW opt(of, o);
+    return test::error_of([&] { opt.store_as_masters({of[i].tensor}); });
+  };
+  CHECK(refused(ps, {}, 1) == "optimizer: f needs an f32 master weight to be stored as one");
+  CHECK(refused(ps, {.master_weights = MasterWeights::remainder}, 0) ==
+        "optimizer: w needs an f32 master weight to be stored as one");
+  const Tensor both = Tensor::zeros({8, 2}, DType::bf16);
+  CHECK(refused({{"half", both.narrow(0, 0, 4)}}, {}, 0) ==
+        "optimizer: half must have memory of its own to be stored as a master weight, got 16 of 32 "
+        "bytes");
+}
+
 }  // namespace weft::master_weights_test
