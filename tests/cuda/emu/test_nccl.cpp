@@ -305,8 +305,8 @@ TEST_CASE("nccl: all communicators are aborted, whichever hangs, and others hear
         bootstrap.all().barrier().wait();
       });
     });
-    CHECK(why.starts_with(
-        "all_reduce 0 of group pair sum f32 [4] did not end within 2 s on rank "));
+    CHECK(
+        why.starts_with("all_reduce 0 of group pair sum f32 [4] did not end within 2 s on rank "));
     CHECK(why.ends_with(": every rank came"));
   }
 }
