@@ -1,9 +1,9 @@
 #pragma once
 #include "weft/core/tensor.h"
 
-// The largest magnitudes of the rows of a tensor, on their way from the op that makes it to the
-// products that round it: these then do not read the tensor to find its largest magnitude. Each
-// thread remembers those of the last few tensors, until its outermost fp8::Autocast ends.
+// The absolute maximum of each row, from the op that produces a tensor to the FP8 products that
+// quantise it, which need no pass over the tensor then. Each thread keeps those of the last few
+// tensors until its outermost fp8::Autocast ends.
 namespace weft::fp8 {
 
 /// Where a kernel that writes y also writes the largest |y| of each row: (rows) f32. Null where

@@ -198,7 +198,8 @@ void generate(const Options& o) {
   const nn::SamplingOptions choice = sampling(o, *text);
   if (o.speculative) speculator.emplace(model, choice, static_cast<std::uint64_t>(o.seed));
   Printer printer(*text, prompt);
-  std::fputs(o.prompt.c_str(), stdout);
+  // The stream holds the bytes of an incomplete character, and prints them with the rest of it.
+  std::fwrite(o.prompt.data(), 1, o.prompt.size() - tokenizer::incomplete_utf8(o.prompt), stdout);
   if (!speculator) {
     one_by_one(model, prompt, o, choice, printer);
     printer.finish();

@@ -92,6 +92,14 @@ def a_space_may_follow_the_prompt(folder):
     assert all(o.startswith(prompt) for o in out) and any(o[len(prompt)] == " " for o in out), out
 
 
+def a_prompt_may_end_inside_a_character(folder):
+    # Its last byte is printed once: with the rest of the character, or as U+FFFD when another one follows.
+    train("--data", text(folder), "--out", f"{folder}/run", "--steps", 1, *SMALL)
+    out = [train("--checkpoint", f"{folder}/run", "--prompt", "caf\udcc3", "--tokens", 1, "--temperature", 1, "--topp", 1,
+                 "--seed", seed, program="generate").stdout for seed in range(1, 9)]
+    assert any(o[:4] == "caf\ufffd" and o[4].isascii() for o in out), out
+
+
 def prompts_without_tokens(folder):
     path = pathlib.Path(folder) / "t.json"
     path.write_text('{"normalizer":{"type":"Replace","pattern":{"String":"\\n"},"content":""},'
@@ -129,5 +137,6 @@ def hostile_files(folder):
 
 
 main([text_is_encoded, checkpoint_carries_it, resume_needs_the_same, token_files, special_tokens_have_no_bytes,
-      packing_takes_a_number_first, a_space_may_follow_the_prompt, prompts_without_tokens,
+      packing_takes_a_number_first, a_space_may_follow_the_prompt, a_prompt_may_end_inside_a_character,
+      prompts_without_tokens,
       rows_beyond_the_vocabulary_are_not_sampled, hostile_files])
