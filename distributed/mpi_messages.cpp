@@ -34,8 +34,12 @@ std::atomic<bool> doomed{false};
 // failed job must not be 0.
 void at_exit(int status, void*) {
   if (!doomed) return;
-  // The other ranks learned of the failure at the same time and may still print a line.
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  // The other ranks learned of the failure at the same time and may still print a line. They take
+  // turns to abort, since one is enough: Open MPI's mpirun may hang when several do at once.
+  int rank = 0, finalised = 0;
+  MPI_Finalized(&finalised);
+  if (!finalised) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500 + 200 * std::min(rank, 10)));
   MpiMessages::abort(status ? status : 1);
 }
 

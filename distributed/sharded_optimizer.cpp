@@ -77,8 +77,9 @@ void ShardedOptimizer::restore_values() {
     if (codes) codes->restore();
 }
 
+// No wait: only restore_values(), which waits, gives the bf16 weights memory that is released here,
+// and the gathers of a step go on while the next forward pass begins.
 void ShardedOptimizer::release_values() {
-  wait();
   for (const auto& codes : codes_)
     if (codes) codes->release();
 }
