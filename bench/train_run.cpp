@@ -176,6 +176,7 @@ TrainResult train(const TrainRun& run) {
          return {.sum = gpt.loss.sum(gpt.hidden(b.inputs), gpt.head, b.targets).loss};
        }},
       options, ranks);
+  if (!run.init_file.empty() || !run.export_file.empty()) step.optimizer().restore_values();
   if (!run.init_file.empty()) gpt.load_state_dict(io::load_safetensors(run.init_file));
   if (!run.export_file.empty()) io::save_safetensors(run.export_file, gpt.state_dict());
 

@@ -52,14 +52,25 @@ void release_until_needed(Storage* s, Restorer* restorer) {
   s->restorer = restorer;
 }
 
-void restore_storage(Storage* s) {
-  if (const std::unique_ptr<Restorer> r{std::exchange(s->restorer, nullptr)}) r->restore(*s);
+namespace {
+
+// A restore that fails, for want of memory for example, can be tried again.
+std::unique_ptr<Restorer> restored(Storage* s) {
+  std::unique_ptr<Restorer> r(std::exchange(s->restorer, nullptr));
+  try {
+    if (r) r->restore(*s);
+  } catch (...) {
+    if (s->released) s->restorer = r.release();
+    throw;
+  }
+  return r;
 }
 
-RestoredScope::RestoredScope(Storage* s)
-    : storage_(s), restorer_(std::exchange(s->restorer, nullptr)) {
-  if (restorer_) restorer_->restore(*s);
-}
+}  // namespace
+
+void restore_storage(Storage* s) { restored(s); }
+
+RestoredScope::RestoredScope(Storage* s) : storage_(s), restorer_(restored(s)) {}
 
 RestoredScope::~RestoredScope() {
   if (restorer_) release_until_needed(storage_, restorer_.release());

@@ -46,6 +46,7 @@ Device gpu_of_rank(World& world, bool alone) {
 }
 
 Device gpu_of_rank(World& world, bool alone, const Machine& machine) {
+  check(!machine.gpus.empty(), "gpu_of_rank: needs at least 1 GPU on {}, got none", machine.name);
   const std::vector<std::int64_t> machines = from_all(world, machine.name);
   const auto me = static_cast<std::size_t>(world.rank());
   std::size_t before = 0;  // ranks of this machine

@@ -276,7 +276,10 @@ void NcclJob::finish() {
   } catch (const Error&) {  // called by the destructor; wait() has reported the error
   }
   stop_watching();
+  // A rank that failed after its last collective does not take part in the end of a communicator.
+  const std::string others = bootstrap_.failure();
   std::unique_lock lock(mutex_);
+  if (failure_.empty()) failure_ = others;
   if (!failure_.empty()) return abort_all(lock);
   record_ends();
   try {

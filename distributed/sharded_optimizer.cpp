@@ -54,6 +54,7 @@ ShardedOptimizer::~ShardedOptimizer() {
 }
 
 optim::StepResult ShardedOptimizer::step(const optim::GradClip& clip) {
+  release_values();  // the update makes them old
   forget_arrived();
   take_reached();
   const optim::StepResult result =

@@ -15,6 +15,7 @@
 #include "weft/optim/state_memory.h"
 
 namespace weft::optim {
+
 Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rules, double lr,
                      double weight_decay, const std::optional<std::vector<ParamSettings>>& settings)
     : parameters_(std::move(parameters)), lr_(lr) {

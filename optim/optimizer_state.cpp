@@ -137,6 +137,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
       const Tensor master = state.at(parameters_[i].name + ".master").to(p.device());
       if (master_form_ == MasterWeights::f32) {
         kept.copy_(master);
+        if (masters_[i].alone) p.bump_version();  // its value has changed
       } else {
         const Tensor values = master.to(DType::f32).contiguous();
         dispatch<cpu::split_remainder, cuda::split_remainder>(values, p, kept);
@@ -145,6 +146,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
       send_away(kept);
     }
   keep_masters();
+  release_alone();
 }
 
 }  // namespace weft::optim

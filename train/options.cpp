@@ -42,6 +42,7 @@ void check_layout(const Options& o, Device device) {
 
 void check_fp8_weights(const Options& o) {
   if (!o.machine.fp8_weights) return;
+  weft::check(o.machine.is_fp8(), "--fp8-weights: needs --dtype fp8");
   weft::check(o.optimizer.master_weights == optim::MasterWeights::f32,
               "--fp8-weights: needs --master-weights f32, got {}",
               word_of(optim::kMasterWeightsWords, o.optimizer.master_weights));

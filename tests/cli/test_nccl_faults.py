@@ -6,8 +6,8 @@ import time
 from support import BIN, main
 from support_mpi import run_ranks
 
-SECONDS = 2
-LIMIT = 30  # of a whole run, on a busy machine
+SECONDS = 4
+LIMIT = 90  # of a whole run, on a busy machine
 
 
 def faulty(folder, fault, *parts, ranks=2, seconds=SECONDS):
@@ -28,7 +28,7 @@ def well(folder):
     assert done.returncode == 0 and not done.stderr, done
 
 
-SECOND = "all_reduce 1 of group world sum f32 [1000] did not end within 2 s on rank "
+SECOND = "all_reduce 1 of group world sum f32 [1000] did not end within 4 s on rank "
 
 
 def throws(folder):
@@ -57,7 +57,7 @@ def network(folder):
 
 
 def does_not_connect(folder):
-    faulty(folder, "connect", "connecting group world did not end within 2 s on rank ")
+    faulty(folder, "connect", "connecting group world did not end within 4 s on rank ")
 
 
 def does_not_abort(folder):
