@@ -126,13 +126,13 @@ cuda::nccl::Comm NcclJob::split(cuda::nccl::Comm world, int color, int key,
 void NcclJob::wait_ready(cuda::nccl::Comm comm, const std::function<std::string()>& what) {
   const Clock::time_point begun = Clock::now();
   for (int i = 0;; ++i) {
+    check_well();  // the watcher may have aborted the communicator while this thread slept
     try {
       if (cuda::nccl::ready(comm)) return;
     } catch (const Error& e) {
       check_well();
       check_system(false, "rank {}: nccl: {}", rank_, e.what());
     }
-    check_well();
     check_system(seconds(Clock::now() - begun) <= timeout_,
                  "{} did not end within {} s on rank {}: a rank did not come", what(), timeout_,
                  rank_);

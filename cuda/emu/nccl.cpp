@@ -80,6 +80,7 @@ constexpr std::chrono::microseconds kSleep{50};
 struct Comms {
   std::mutex mutex;
   std::vector<Comm> all;
+  std::vector<Comm> aborted;  // for ever: a thread may still ask for their state
 };
 Comms& comms() {
   static auto* c = new Comms;
@@ -161,6 +162,8 @@ void wait_for_kernels(const std::vector<Comm>& aborted) {
     if (comm->connecting.joinable()) comm->connecting.join();
     while (has_kernels(comm->device)) std::this_thread::sleep_for(kSleep);
     remove(comm);
+    const std::lock_guard lock(comms().mutex);
+    comms().aborted.push_back(comm);
   }
 }
 

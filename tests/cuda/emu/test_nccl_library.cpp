@@ -29,8 +29,6 @@ TEST_CASE("nccl library: the installed one has every function, and the version o
   CHECK((l.revoke != nullptr) == (version >= 22800));
   CHECK(l.text(nccl::kOk) == std::string("no error"));
   CHECK(l.last_error(nullptr) != nullptr);
-  CHECK(l.begin() == nccl::kOk);
-  CHECK(l.end() == nccl::kOk);
   if (nccl::header_version() == 0) {
     MESSAGE("skipped: nccl library: there was no nccl.h to compare with");
     return;
