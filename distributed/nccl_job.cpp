@@ -19,6 +19,14 @@ constexpr std::chrono::seconds kHandOver{1};
 constexpr int kPolls = 100;  // before it sleeps
 constexpr std::chrono::microseconds kPollSleep{200};
 
+// The result of a connection that failed, to which a thread of NCCL may still write.
+void keep_for_ever(std::unique_ptr<cuda::nccl::Comm> made) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::unique_ptr<cuda::nccl::Comm>>;
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(made));
+}
+
 }  // namespace
 
 NcclJob::NcclJob(Device device, World& bootstrap, const WorldOptions& options)
@@ -97,7 +105,7 @@ cuda::nccl::Comm NcclJob::make(const std::string& group, Make begin) {
     calls(false);
     return *made;
   } catch (const Error& e) {
-    made.release();  // a thread of NCCL may still write to it
+    keep_for_ever(std::move(made));
     calls(false);
     fail(e.what());
     check_well();
