@@ -164,7 +164,7 @@ endif()
 
 # Whole models, repeatedly: without sanitizers only.
 if(NOT WEFT_SANITIZE STREQUAL "thread")
-  set_tests_properties(gpt_memory layouts speculative PROPERTIES LABELS long)
+  set_tests_properties(fp8_training gpt_memory layouts speculative PROPERTIES LABELS long)
   if(TARGET tests_examples)
     set_tests_properties(session_layouts PROPERTIES LABELS long)
   endif()
