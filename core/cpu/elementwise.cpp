@@ -30,8 +30,24 @@ void unary_typed(const Tensor& x, const Tensor& out) {
               });
 }
 
+// Whether a row function of the dtype has computed the result.
+template <class T>
+bool by_rows(const Tensor& x, UnaryOp op, const Tensor& out) {
+  const auto row = row_kernel<T>(op);
+  if (!row || !x.is_contiguous() || !out.is_contiguous()) return false;
+  const T* px = x.data<T>();
+  T* po = out.data<T>();
+  parallel_for(out.numel(), 16, [=](std::int64_t begin, std::int64_t end) {
+    row(px + begin, po + begin, end - begin);
+  });
+  return true;
+}
+
 // x is of 16 bits.
 void unary_halves(const Tensor& x, UnaryOp runtime_op, const Tensor& out) {
+  if (x.dtype() == DType::bf16 ? by_rows<bf16>(x, runtime_op, out)
+                               : by_rows<f16>(x, runtime_op, out))
+    return;
   void (*row)(const float* x, float* y, std::int64_t n) = nullptr;
   std::int64_t work = 1;
   with_op(every<UnaryOp>, runtime_op, [&]<UnaryOp op>() {
