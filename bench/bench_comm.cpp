@@ -7,7 +7,8 @@
 #include "weft/autograd/tape.h"
 #include "weft/bench/harness.h"
 #include "weft/core/random.h"
-#include "weft/distributed/mpi_world.h"
+#include "weft/distributed/launcher.h"
+#include "weft/distributed/message_world.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/moe.h"
 
@@ -143,8 +144,8 @@ void shared_expert(int ranks, Report& report) {
 int main(int argc, char** argv) {
   using namespace weft;
   bench::Report report(argc, argv);
-  if (distributed::under_mpi()) {
-    const auto world = distributed::mpi_world();
+  if (distributed::is_launched()) {
+    const auto world = distributed::world_of_launch();
     bench::each_collective(*world, report);
     return world->rank() == 0 ? report.finish() : 0;
   }

@@ -19,6 +19,9 @@ foreach(program train_gpt train_moe generate loss_compare plan)
   target_link_libraries(${program} PRIVATE weft weft_flags)
 endforeach()
 
+add_executable(weft_launch examples/weft_launch.cpp examples/common/rank_processes.cpp)
+target_link_libraries(weft_launch PRIVATE weft weft_flags)
+
 foreach(program mini_gpt readme_model train_mlp train_tokenizer)
   add_executable(${program} examples/${program}.cpp)
   target_link_libraries(${program} PRIVATE weft weft_flags)

@@ -257,6 +257,16 @@ if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
   endif()
 endif()
 
+# The same without MPI, and the program that starts such ranks.
+if(WEFT_EXAMPLES AND NOT WEFT_SANITIZE)
+  foreach(case tcp launch)
+    add_test(NAME cli_${case}
+      COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
+    set_tests_properties(cli_${case} PROPERTIES PROCESSORS 2 ENVIRONMENT
+      "WEFT_BIN=$<TARGET_FILE_DIR:weft_launch>;PYTHONDONTWRITEBYTECODE=1")
+  endforeach()
+endif()
+
 # xtensor is an independent oracle for array arithmetic; it compiles slowly, so one file includes
 # it. GCC 12 reports false warnings in its small vector.
 find_package(xtensor REQUIRED)

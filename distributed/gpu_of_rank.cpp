@@ -26,15 +26,18 @@ std::vector<std::int64_t> from_all(World& world, const std::string& own) {
 
 }  // namespace
 
-Machine this_machine() {
-  Machine own;
+std::string machine_name() {
   // Machines of a cluster may have one host name, and containers of one machine several.
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> own.name;
-  if (own.name.empty()) {
-    char name[256] = {};
-    gethostname(name, sizeof name - 1);
-    own.name = name;
-  }
+  std::string name;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> name;
+  if (!name.empty()) return name;
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  return host;
+}
+
+Machine this_machine() {
+  Machine own{.name = machine_name(), .gpus = {}};
   if constexpr (kWithCuda)
     for (int i = 0; i < cuda::device_count(); ++i) own.gpus.push_back(cuda::rt::unique_id(i));
   return own;

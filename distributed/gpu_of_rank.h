@@ -13,6 +13,8 @@ struct Machine {
   std::vector<std::string> gpus;
 };
 Machine this_machine();
+/// The name of this machine alone.
+std::string machine_name();
 
 /// Assigns GPUs to ranks: the ranks of one machine take its visible GPUs round-robin. Every rank of
 /// the world calls it; the world must be able to move host tensors. Throws Error without a GPU and,

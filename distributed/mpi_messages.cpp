@@ -1,7 +1,6 @@
 #include "weft/distributed/mpi_messages.h"
 
 #include <mpi.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <array>
@@ -9,7 +8,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <list>
 #include <thread>
 #include <vector>
@@ -30,6 +28,13 @@ constexpr double kStart = 10;
 
 std::atomic<bool> doomed{false};
 
+[[noreturn]] void end_all(int status) {
+  int finalised = 0;
+  MPI_Finalized(&finalised);
+  if (!finalised) MPI_Abort(MPI_COMM_WORLD, status);
+  std::_Exit(status);
+}
+
 // Runs after main() has returned or exit() was called: messages are out, and the exit status of a
 // failed job must not be 0.
 void at_exit(int status, void*) {
@@ -40,7 +45,7 @@ void at_exit(int status, void*) {
   MPI_Finalized(&finalised);
   if (!finalised) MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   std::this_thread::sleep_for(std::chrono::milliseconds(500 + 200 * std::min(rank, 10)));
-  MpiMessages::abort(status ? status : 1);
+  end_all(status ? status : 1);
 }
 
 std::string error_text(int code) {
@@ -50,24 +55,11 @@ std::string error_text(int code) {
   return text;
 }
 
-Processors own_processors() {
-  Processors own;
-  cpu_set_t allowed[kMaxProcessors / CPU_SETSIZE];
-  if (sched_getaffinity(0, sizeof allowed, allowed) != 0) return own;
-  for (std::size_t p = 0; p < own.size(); ++p) own[p] = CPU_ISSET_S(p, sizeof allowed, allowed);
-  return own;
-}
-
 void ok(int code, const char* what) {
   check_system(code == MPI_SUCCESS, "mpi: {} failed: {}", what, error_text(code));
 }
 
 }  // namespace
-
-void Note::set_text(const std::string& s) {
-  std::strncpy(text, s.c_str(), sizeof text - 1);
-  text[sizeof text - 1] = 0;
-}
 
 struct MpiMessages::State {
   bool started_here = false;
@@ -160,12 +152,7 @@ int MpiMessages::rank() const { return state_->rank; }
 int MpiMessages::size() const { return state_->size; }
 int MpiMessages::processors() const { return state_->processors; }
 
-int MpiMessages::tag(std::int64_t group, std::int64_t call) const {
-  // Equal tags of distant calls are harmless: messages of a pair keep their order.
-  const std::int64_t half = state_->largest_tag / 2;
-  if (call < 0) return static_cast<int>(2 * (group % half) + 1);
-  return static_cast<int>(2 * ((group * 4099 + call) % half));
-}
+int MpiMessages::largest_tag() const { return state_->largest_tag; }
 
 void MpiMessages::send(int to, int tag, const void* data, std::int64_t bytes, int batch) {
   State& s = *state_;
@@ -293,11 +280,6 @@ void MpiMessages::finish() {
 
 void MpiMessages::doom() { doomed = true; }
 
-void MpiMessages::abort(int status) {
-  int finalised = 0;
-  MPI_Finalized(&finalised);
-  if (!finalised) MPI_Abort(MPI_COMM_WORLD, status);
-  std::_Exit(status);
-}
+void MpiMessages::abort(int status) { end_all(status); }
 
 }  // namespace weft::distributed

@@ -59,12 +59,13 @@ class RowList {
 ///   group.all_reduce(x).wait();
 ///
 /// Dtypes   all; reductions f32, f64, bf16, f16 (added in f32, rounded once), i32, i64, u8
-/// Device   meta (no data is moved). MPI: cpu. Threads: cpu, and cuda when all ranks use one GPU
+/// Device   meta (no data is moved). MPI, TCP: cpu. Threads: cpu, and cuda when all ranks use one
+/// GPU
 ///          and are at most 16; each rank enqueues collectives on its current stream, and wait()
 ///          waits for the other ranks but not for the GPU. NCCL: the rank's own GPU, on a separate
 ///          stream; wait() makes the current stream wait
-/// Order    every rank gets the same bits. Values are added in rank order, so threads and MPI
-///          agree; NCCL uses its own order and rounds 16 bits at each step
+/// Order    every rank gets the same bits. Values are added in rank order, so threads, MPI
+///          and TCP agree; NCCL uses its own order and rounds 16 bits at each step
 /// Throws   Error on tensors that are not contiguous or overlap, on dtypes that differ or cannot be
 ///          reduced, and on row counts that do not add up
 ///

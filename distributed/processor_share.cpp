@@ -1,8 +1,18 @@
 #include "weft/distributed/processor_share.h"
 
+#include <sched.h>
+
 #include <algorithm>
 
 namespace weft::distributed {
+
+Processors own_processors() {
+  Processors own;
+  cpu_set_t allowed[kMaxProcessors / CPU_SETSIZE];
+  if (sched_getaffinity(0, sizeof allowed, allowed) != 0) return own;
+  for (std::size_t p = 0; p < own.size(); ++p) own[p] = CPU_ISSET_S(p, sizeof allowed, allowed);
+  return own;
+}
 
 int processor_share(std::span<const Processors> allowed, std::size_t own) {
   double share = 0;

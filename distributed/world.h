@@ -61,7 +61,7 @@ class World {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// "thread", "mpi", "nccl", "fake" or "alone".
+  /// "thread", "mpi", "tcp", "nccl", "fake" or "alone".
   virtual const char* backend() const = 0;
   /// The group of all ranks.
   ProcessGroup& all() { return *all_; }

@@ -9,7 +9,7 @@
 
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
-#include "weft/distributed/mpi_world.h"
+#include "weft/distributed/message_world.h"
 #include "weft/io/crc32c.h"
 
 namespace {
@@ -127,9 +127,9 @@ int main(int argc, char** argv) try {
   if (argc > 2) {
     run_ranks(std::atoi(argv[2]), write);
   } else {
-    const auto world = mpi_world({.timeout_s = 60});
+    const auto world = world_of_launch({.timeout_s = 60});
     write(*world);
-    const std::int64_t counted = world->stats().bytes_sent, moved = mpi_bytes_moved(*world);
+    const std::int64_t counted = world->stats().bytes_sent, moved = bytes_moved(*world);
     check_system(counted == moved, "{} bytes counted, {} moved", counted, moved);
     const std::string why = memory_used(*world);
     check_system(why.empty(), "{}", why);

@@ -1,4 +1,4 @@
-// One rank of a job in which a fault occurs, for tests/cli/test_mpi_faults.py.
+// One rank of a job in which a fault occurs, for tests/cli/test_mpi_faults.py and test_tcp.py.
 #include <unistd.h>
 
 #include <chrono>
@@ -11,7 +11,8 @@
 
 #include "weft/core/error.h"
 #include "weft/core/parallel.h"
-#include "weft/distributed/mpi_world.h"
+#include "weft/distributed/launcher.h"
+#include "weft/distributed/message_world.h"
 
 // From mpi.h, which only the library includes.
 extern "C" int MPI_Init_thread(int* argc, char*** argv, int wanted, int* level);
@@ -87,13 +88,13 @@ int main(int argc, char** argv) {
   int level = 0;
   // It exits before the others start: mpirun does not treat that as an error.
   if (fault == "absent") {
-    if (std::getenv("OMPI_COMM_WORLD_RANK") == std::string("1")) return 0;
+    if (weft::distributed::launched_rank() == 1) return 0;
     std::this_thread::sleep_for(std::chrono::seconds(1));
   }
   if (fault == "three threads") weft::set_num_threads(3);
   if (fault == "single") MPI_Init_thread(nullptr, nullptr, level, &level);
   try {
-    const auto world = weft::distributed::mpi_world(options);
+    const auto world = weft::distributed::world_of_launch(options);
     rank = world->rank();
     if (fault.ends_with("threads"))
       std::fprintf(stderr, "rank %d: %d threads\n", rank, weft::num_threads());

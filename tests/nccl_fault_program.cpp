@@ -1,4 +1,4 @@
-// One rank of a job over an emulated NCCL, found over MPI, in which a fault occurs: for
+// One rank of a job over an emulated NCCL, found over MPI or TCP, in which a fault occurs: for
 // tests/cli/test_nccl_faults.py.
 #include <chrono>
 #include <csignal>
@@ -11,7 +11,7 @@
 
 #include "weft/core/error.h"
 #include "weft/cuda/emu/control.h"
-#include "weft/distributed/mpi_world.h"
+#include "weft/distributed/message_world.h"
 #include "weft/distributed/nccl_world.h"
 
 namespace {
@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
   plan(name);
   std::unique_ptr<World> host;
   try {
-    host = weft::distributed::mpi_world(host_options);
+    host = weft::distributed::world_of_launch(host_options);
     const Device gpu{Device::Kind::cuda, static_cast<std::int16_t>(host->rank())};
     const auto world = weft::distributed::nccl_world(*host, gpu, options);
     go_wrong(*world, gpu, name);

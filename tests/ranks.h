@@ -12,7 +12,8 @@
 
 #include "weft/core/error.h"
 #include "weft/distributed/flight_recorder.h"
-#include "weft/distributed/mpi_world.h"
+#include "weft/distributed/launcher.h"
+#include "weft/distributed/message_world.h"
 #include "weft/tests/at_end.h"
 
 namespace weft::test {
@@ -20,7 +21,7 @@ namespace weft::test {
 /// The world that a launcher has started this program in, or null without a launcher.
 inline distributed::World* launched_world() {
   static const std::unique_ptr<distributed::World> world =
-      distributed::under_mpi() ? distributed::mpi_world({.timeout_s = 60}) : nullptr;
+      distributed::is_launched() ? distributed::world_of_launch({.timeout_s = 60}) : nullptr;
   return world.get();
 }
 
@@ -33,7 +34,7 @@ inline std::map<std::string, bool>& launched_cases() {
 
 /// Prints which test cases a launched program skipped. Returns 1 if it skipped all of them, else 0.
 inline int end_of_launched() {
-  if (!distributed::under_mpi()) return 0;
+  if (!distributed::is_launched()) return 0;
   bool any = false;
   for (const auto& [name, ran] : launched_cases()) {
     any |= ran;

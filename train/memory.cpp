@@ -10,7 +10,7 @@
 #include "weft/core/cuda.h"
 #include "weft/core/error.h"
 #include "weft/core/memory_trace.h"
-#include "weft/distributed/mpi_world.h"
+#include "weft/distributed/launcher.h"
 #include "weft/train/planned_step.h"
 
 namespace weft::train {

@@ -168,12 +168,10 @@ struct MachineOptions {
 void apply(const MachineOptions& options);
 
 /// The transport of tensors between ranks.
-enum class Backend : std::uint8_t { automatic, thread, mpi, nccl, fake };
-inline constexpr Word<Backend> kBackendWords[] = {{"auto", Backend::automatic},
-                                                  {"thread", Backend::thread},
-                                                  {"mpi", Backend::mpi},
-                                                  {"nccl", Backend::nccl},
-                                                  {"fake", Backend::fake}};
+enum class Backend : std::uint8_t { automatic, thread, mpi, tcp, nccl, fake };
+inline constexpr Word<Backend> kBackendWords[] = {
+    {"auto", Backend::automatic}, {"thread", Backend::thread}, {"mpi", Backend::mpi},
+    {"tcp", Backend::tcp},        {"nccl", Backend::nccl},     {"fake", Backend::fake}};
 
 struct ParallelOptions {
   std::int64_t ranks = 0;
@@ -199,7 +197,7 @@ struct ParallelOptions {
       count.shown_first());
     v("backend", backend, kBackendWords,
       "what moves tensors between ranks: nccl with a GPU for each rank, fake with --device meta; "
-      "auto: thread with --ranks, under a launcher mpi, on GPUs nccl");
+      "auto: thread with --ranks, under mpirun or srun mpi, under launch.sh tcp, on GPUs nccl");
     v("rank", rank, "with --device meta: the rank to plan for", count);
     v("dp", dp, "ranks that share the sequences of a step; 0: what the others leave over",
       count.shown_first());

@@ -9,8 +9,11 @@
 #include "weft/core/random.h"
 #include "weft/distributed/agree.h"
 #include "weft/distributed/gpu_of_rank.h"
+#include "weft/distributed/launcher.h"
+#include "weft/distributed/message_world.h"
 #include "weft/distributed/mpi_world.h"
 #include "weft/distributed/nccl_world.h"
+#include "weft/distributed/tcp_world.h"
 #include "weft/train/flags.h"
 
 namespace weft::train {
@@ -51,7 +54,7 @@ class OwnStream {
 
 bool over_nccl(const Options& o) {
   return o.parallel.backend == Backend::nccl ||
-         (o.parallel.backend == Backend::automatic && distributed::under_mpi());
+         (o.parallel.backend == Backend::automatic && distributed::is_launched());
 }
 
 // Runs f as one rank of `world`, which moves host tensors.
@@ -168,7 +171,14 @@ namespace {
 bool as_launched(const Options& options) {
   const bool may =
       options.parallel.backend == Backend::automatic || options.parallel.backend == Backend::nccl;
-  return options.parallel.backend == Backend::mpi || (may && distributed::under_mpi());
+  return options.parallel.backend == Backend::mpi || options.parallel.backend == Backend::tcp ||
+         (may && distributed::is_launched());
+}
+
+std::unique_ptr<World> launched_world(Backend backend, const WorldOptions& options) {
+  if (backend == Backend::mpi) return distributed::mpi_world(options);
+  if (backend == Backend::tcp) return distributed::tcp_world(options);
+  return distributed::world_of_launch(options);
 }
 
 bool plans_for_many(const Options& options) {
@@ -192,7 +202,7 @@ bool is_alone(const Options& options) {
 
 void check_ranks(const Options& options) {
   // Even under a launcher there may be a single process.
-  check(!Device::parse(options.machine.device).is_meta() || !distributed::under_mpi() ||
+  check(!Device::parse(options.machine.device).is_meta() || !distributed::is_launched() ||
             (options.parallel.backend == Backend::fake && distributed::launched_rank() == 0),
         "--device: meta plans for any number of ranks in one process; start it without a launcher, "
         "or alone with --backend fake");
@@ -200,9 +210,10 @@ void check_ranks(const Options& options) {
         "--backend: thread runs all ranks in one process, and here are {}, each with a run of its "
         "own; start it without a launcher",
         distributed::launched_ranks());
-  check(distributed::under_mpi() || distributed::launched_ranks() <= 1,
+  check(distributed::is_launched() || distributed::launched_ranks() <= 1,
         "launcher: it started {} processes, and MPI does not know of it, so each would be a run of "
-        "its own in --out; use mpirun, or srun with a plugin of srun --mpi=list, such as pmix",
+        "its own in --out; use mpirun, or srun with a plugin of srun --mpi=list, such as pmix, or "
+        "set RANK and WORLD_SIZE",
         distributed::launched_ranks());
   check(plans_for_many(options) || !as_launched(options) || options.parallel.ranks == 0,
         "--ranks: is for threads; the launcher has said how many ranks there are; to resume a run "
@@ -236,7 +247,8 @@ int run_on_ranks(const Options& options, const std::function<int(const Ranks&)>&
     return f(ranks);
   }
   if (as_launched(options))
-    return as_process(distributed::mpi_world(host_options), options, world_options, f);
+    return as_process(launched_world(options.parallel.backend, host_options), options,
+                      world_options, f);
   if (is_alone(options)) return f(Ranks::alone(options));
   std::atomic<int> status{0};
   distributed::run_ranks(

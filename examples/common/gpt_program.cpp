@@ -14,7 +14,7 @@
 #include "weft/data/packed_documents.h"
 #include "weft/data/text.h"
 #include "weft/data/token_windows.h"
-#include "weft/distributed/mpi_world.h"
+#include "weft/distributed/launcher.h"
 #include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/gpt_task.h"
 #include "weft/examples/common/sample.h"

@@ -7,6 +7,7 @@
 #include "weft/bench/comm_trace.h"
 #include "weft/core/allocator.h"
 #include "weft/distributed/flight_recorder.h"
+#include "weft/distributed/message_world.h"
 #include "weft/tests/examples/gpt_step.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
@@ -48,7 +49,7 @@ std::int64_t bytes_of(const ByGroup& sums) {
 
 // The bytes that this rank has sent, counted by the backend as it moves tensors.
 std::int64_t moved(const World& w) {
-  return std::string(w.backend()) == "mpi" ? distributed::mpi_bytes_moved(w) : w.stats().bytes_sent;
+  return std::string(w.backend()) == "mpi" ? distributed::bytes_moved(w) : w.stats().bytes_sent;
 }
 
 examples::GptOptions small() {

@@ -1,10 +1,11 @@
-"""A rank over NCCL, found over MPI, that dies, stops, computes or cannot connect: every rank ends, and
+"""A rank over NCCL, found over MPI or TCP, that dies, stops, computes or cannot connect: every rank ends, and
 one line names the rank. NCCL is emulated."""
 import pathlib
 import time
 
 from support import BIN, main
 from support_mpi import run_ranks
+from support_tcp import launch
 
 SECONDS = 4
 LIMIT = 90  # of a whole run, on a busy machine
@@ -38,6 +39,19 @@ def throws(folder):
         assert len(lines) == 1, lines
 
 
+def over_tcp(folder):
+    """The id, the questions and the failure of a job go over TCP as well."""
+    program = BIN / "nccl_fault_program"
+    env = {"WEFT_EMU_DEVICES": "4"}
+    done = launch(2, program, "", SECONDS, env=env)
+    assert done.returncode == 0 and not done.stderr, done
+    done = launch(2, program, "throw", 600, env=env)
+    assert done.returncode in (1, 2) and done.stderr == "error: rank 1: bad luck\n", done
+    done = launch(2, program, "compute", SECONDS, env=env)
+    assert SECOND + "0: rank 1 did not come: it has called nothing since all_reduce 0 of group world" in (
+        done.stderr), done
+
+
 def computes(folder):
     _, records = faulty(folder, "compute", SECOND + "0: rank 1 did not come: it has called nothing since "
                                 "all_reduce 0 of group world sum f32 [1000]")
@@ -64,4 +78,4 @@ def does_not_abort(folder):
     faulty(folder, "stuck", "NCCL did not abort within 2 s after the job has failed: " + SECOND)
 
 
-main([well, throws, computes, stops, network, does_not_connect, does_not_abort])
+main([well, throws, over_tcp, computes, stops, network, does_not_connect, does_not_abort])

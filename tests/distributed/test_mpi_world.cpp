@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "weft/distributed/launcher.h"
+#include "weft/distributed/message_world.h"
 #include "weft/distributed/mpi_world.h"
 #include "weft/distributed/processor_share.h"
 #include "weft/tests/group_conformance.h"
@@ -57,8 +59,8 @@ TEST_CASE("mpi_world: processes on the same processors share them") {
 
 TEST_CASE("mpi_world: data of another world is refused") {
   run_ranks(1, [](World& w) {
-    CHECK(test::error_of([&] { mpi_bytes_moved(w); }) ==
-          "mpi_bytes_moved: the world must be mpi_world()'s, got backend thread");
+    CHECK(test::error_of([&] { bytes_moved(w); }) ==
+          "bytes_moved: the ranks of the world must be processes, got backend thread");
   });
 }
 
@@ -70,7 +72,7 @@ TEST_CASE("mpi_world: without a launcher the world has one rank") {
     CHECK(world->size() == 1);
     CHECK(std::string(world->backend()) == "mpi");
     test::check_groups(*world);
-    CHECK(mpi_bytes_moved(*world) == 0);
+    CHECK(bytes_moved(*world) == 0);
   }
   CHECK(test::error_of([] { mpi_world(); }) ==
         "mpi_world: MPI has ended; make one world for the life of the program");

@@ -2,12 +2,13 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "weft/core/tensor.h"
-#include "weft/distributed/mpi_messages.h"
+#include "weft/distributed/messages.h"
 #include "weft/distributed/operation.h"
 #include "weft/distributed/world.h"
 
@@ -21,10 +22,9 @@ class MpiJob {
  public:
   using Print = std::function<void(const std::string&)>;
 
-  /// `too_late`: see MpiMessages.
-  explicit MpiJob(const WorldOptions& options, std::function<void()> too_late = {});
+  MpiJob(std::unique_ptr<Messages> messages, const WorldOptions& options);
 
-  MpiMessages& messages() { return messages_; }
+  Messages& messages() { return messages_; }
 
   // Called by the thread that runs a collective.
 
@@ -87,8 +87,9 @@ class MpiJob {
   void between(bool something);
   void watch();
   void listen();
+  void lost(const Note& note);
   void tell_all(const Note& note);
-  // distributed/mpi_questions.cpp
+  // distributed/message_questions.cpp
   void ask(const std::vector<int>& ranks);
   void forget_answers();
   bool all_answered() const;
@@ -103,13 +104,14 @@ class MpiJob {
   void tell_soon();
   void send_question();
   void take_reply(const Note& note);
-  // distributed/mpi_end.cpp
+  // distributed/message_end.cpp
   std::vector<int> still_there() const;
   void lost_at_the_end();
   bool is_due(const std::vector<int>& others, Clock::duration waited) const;
   std::string own_line(Clock::time_point begin) const;
 
-  MpiMessages messages_;
+  const std::unique_ptr<Messages> own_messages_;
+  Messages& messages_;
   const double timeout_, grace_;
   const std::string dump_folder_;
   std::atomic<const FlightRecorder*> recorder_{nullptr};
@@ -140,7 +142,7 @@ class MpiJob {
   bool was_told_ = false;  // another rank reported the failure
   Clock::time_point failed_at_{};
   Tensor staging_;
-  std::vector<Tensor> abandoned_;  // MPI may still write to them
+  std::vector<Tensor> abandoned_;  // a transport may still write to them
 };
 
 }  // namespace weft::distributed

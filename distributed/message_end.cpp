@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "weft/core/error.h"
-#include "weft/distributed/mpi_job.h"
+#include "weft/distributed/message_job.h"
 #include "weft/distributed/operation.h"
 
 namespace weft::distributed {

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "weft/distributed/mpi_job.h"
+#include "weft/distributed/message_job.h"
 #include "weft/distributed/operation.h"
 
 namespace weft::distributed {
@@ -45,7 +45,7 @@ class MpiChannel : public Channel {
   void move(Operation& op);
   void barrier();
 
-  // distributed/mpi_compare.cpp
+  // distributed/message_compare.cpp
   static std::uint64_t hash_of(const std::string& name, const std::vector<int>& ranks);
   CallPrint print_for(const Operation& op, int peer) const;
   void compare_with_ring(const Operation& op);
@@ -61,7 +61,7 @@ class MpiChannel : public Channel {
   void receive(int from, void* data, std::int64_t bytes, Batch batch);
 
   std::shared_ptr<MpiJob> job_;
-  MpiMessages& messages_;
+  Messages& messages_;
   const std::int64_t number_;
   const std::uint64_t group_hash_;
   int tag_ = 0;

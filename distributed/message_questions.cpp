@@ -6,7 +6,7 @@
 
 #include "weft/core/error.h"
 #include "weft/distributed/flight_recorder.h"
-#include "weft/distributed/mpi_job.h"
+#include "weft/distributed/message_job.h"
 
 namespace weft::distributed {
 

@@ -1,4 +1,4 @@
-#include "weft/distributed/mpi_channel.h"
+#include "weft/distributed/message_channel.h"
 
 #include <algorithm>
 #include <cstring>

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "weft/core/error.h"
-#include "weft/distributed/mpi_channel.h"
+#include "weft/distributed/message_channel.h"
 
 namespace weft::distributed {
 namespace {

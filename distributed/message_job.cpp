@@ -1,10 +1,11 @@
-#include "weft/distributed/mpi_job.h"
+#include "weft/distributed/message_job.h"
 
 #include <sched.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <thread>
+#include <utility>
 
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
@@ -27,8 +28,9 @@ constexpr double kLastResort = 30;
 
 }  // namespace
 
-MpiJob::MpiJob(const WorldOptions& options, std::function<void()> too_late)
-    : messages_(options.timeout_s, std::move(too_late)),
+MpiJob::MpiJob(std::unique_ptr<Messages> messages, const WorldOptions& options)
+    : own_messages_(std::move(messages)),
+      messages_(*own_messages_),
       timeout_(options.timeout_s),
       grace_(std::clamp(options.timeout_s / 2, 0.5, 5.0)),
       dump_folder_(options.dump_folder),
@@ -185,8 +187,25 @@ void MpiJob::listen() {
         if (note.end == Note::End::own_error)
           hear_of(message("rank {} has ended with an error", note.from), note.from);
         break;
+      case Note::Kind::lost:
+        if (std::exchange(place.ended, true)) break;  // it had ended before it hung up
+        place.ended_at = Clock::now();
+        lost(note);
+        break;
     }
   }
+}
+
+void MpiJob::lost(const Note& note) {
+  if (!failure_.empty()) return;
+  const std::string who = message("rank {} was lost: {}", note.from, note.text);
+  const std::string why =
+      op_ ? message("{}: {}", describe(*op_), who)
+          : message("{}; rank {} was in no collective: {}", who, messages_.rank(), where());
+  Note failed{.kind = Note::Kind::failed};
+  failed.set_text(why);
+  tell_all(failed);
+  fell(why);
 }
 
 void MpiJob::tell_all(const Note& note) {
@@ -224,7 +243,7 @@ void MpiJob::idle() {
   if (failure_.empty() || seconds(Clock::now() - failed_at_) < kLastResort) return;
   std::fprintf(stderr, "rank %d: still computing %g s after the job has failed: %s\n",
                messages_.rank(), kLastResort, failure_.c_str());
-  MpiMessages::abort(1);
+  messages_.abort(1);
 }
 
 }  // namespace weft::distributed

@@ -1,0 +1,136 @@
+"""Ranks as processes that TCP connects: the bits of ranks as threads, and faults of ranks and strangers."""
+import os
+import pathlib
+import re
+import socket
+import time
+
+from support import BIN, main, run, train
+from support_ranks import MOE, base, same_bits
+from support_tcp import free_port, launch, rank
+
+SECONDS = 2
+LIMIT = 30  # of a whole run, on a busy machine
+FAULTS = BIN / "mpi_fault_program"
+
+
+def collectives_have_the_same_bits(folder):
+    """Every collective, dtype and kind of shape."""
+    for ranks in (2, 4):
+        threads, processes = pathlib.Path(folder, f"t{ranks}"), pathlib.Path(folder, f"p{ranks}")
+        threads.mkdir()
+        processes.mkdir()
+        assert run("mpi_bits_program", threads, ranks).returncode == 0
+        done = launch(ranks, BIN / "mpi_bits_program", processes)
+        assert done.returncode == 0, done.stderr
+        for r in range(ranks):
+            want = (threads / str(r)).read_text()
+            assert len(want.splitlines()) > 400
+            assert (processes / str(r)).read_text() == want, (ranks, r)
+
+
+def trainers_have_the_same_bits(folder):
+    layouts = ((2, "train_gpt", ["--zero"]),
+               (4, "train_moe", [*MOE, "--aux", "bias", "--mtp", "1", "--tp", "2", "--sp", "--ep", "2", "--zero"]))
+    for i, (ranks, program, more) in enumerate(layouts):
+        train(*base(folder, f"{i}threads", *more, "--ranks", ranks), program=program)
+        done = launch(ranks, BIN / program, *base(folder, f"{i}tcp", *more, "--backend", "tcp"))
+        assert done.returncode == 0, (program, done.stderr)
+        same_bits(folder, f"{i}threads", f"{i}tcp")
+
+
+def faulty(folder, ranks, fault, *parts, seconds=SECONDS, flags=()):
+    """Ranks other than rank 1 print all of `parts` and dump their latest collectives."""
+    records = pathlib.Path(folder, f"{fault}{ranks}")
+    records.mkdir()
+    begin = time.time()
+    done = launch(ranks, FAULTS, fault, seconds, records, flags=flags)
+    took = time.time() - begin
+    assert done.returncode != 0, (fault, done)
+    assert took < LIMIT, (fault, took)
+    lines = [line for line in done.stderr.splitlines()
+             if re.match(r"rank \d+: error: ", line) and not line.startswith("rank 1: ")]
+    assert len(lines) == ranks - 1, done.stderr
+    for line in lines:
+        assert all(part in line for part in parts), (ranks, line)
+        record = (records / f"rank_{line.split()[1][:-1]}.txt").read_text()
+        assert "2 barrier 2 of group world u8 out 0 in 0 done" in record, record
+    return done
+
+
+COME = "all_reduce 3 of group world, f32 [1000]: rank 1 did not come within 2 s: "
+
+
+def gone(folder):
+    """At once, and not after the ten minutes that a collective may take here."""
+    for ranks in (2, 4):
+        done = faulty(folder, ranks, "kill", "rank 1 was lost: its connection was closed", "all_reduce 3",
+                      seconds=600)
+        assert done.returncode == 137, done
+        assert done.stderr.count("weft_launch: rank 1 was killed by signal 9\n") == 1, done.stderr
+    faulty(folder, 4, "exit_now", "rank 1 was lost: its connection was closed", seconds=600)
+    faulty(folder, 4, "exit", "rank 1 has ended, and rank ", seconds=600)
+    done = faulty(folder, 4, "throw", "error: rank 1 has ended with an error", seconds=600)
+    assert "rank 1: error: bad luck\n" in done.stderr, done.stderr
+
+
+def hangs(folder):
+    """The launcher ends a rank that is stopped."""
+    done = faulty(folder, 2, "stop", COME + "it does not answer, so it was stopped or has died", flags=("--grace", "1"))
+    assert done.returncode == 1, done
+    assert "weft_launch: rank 1 did not end within 1 s after rank 0: killed\n" in done.stderr, done
+
+
+def calls_something_else(folder):
+    faulty(folder, 4, "kind", "all ranks of a group must make the same calls: rank ",
+           "rank 1 called all_reduce max 3 of group world, f32 [1000]")
+
+
+def absent(folder):
+    """Rank 1 ends before it creates its world."""
+    done = launch(3, FAULTS, "absent", 2)
+    missing = r"tcp_world: rank 1 did not come to 127\.0\.0\.1:\d+ within 10 s"
+    for r in (0, 2):
+        assert re.search(rf"rank -1: error: {missing}", done.stderr), done.stderr
+    assert done.returncode == 1 and done.stderr.count("error: ") == 2, done.stderr
+
+
+def ends(processes, seconds=LIMIT):
+    return [(p.communicate(timeout=seconds), p.returncode) for p in processes]
+
+
+def strangers(folder):
+    """Whatever comes to the port, a job starts, and others are told why theirs does not."""
+    port = free_port()
+    job = [rank(0, 2, port, FAULTS, "none", 60)]
+    deadline = time.time() + LIMIT
+    while True:
+        try:
+            garbage = socket.create_connection(("127.0.0.1", port), timeout=5)
+            break
+        except ConnectionRefusedError:
+            assert time.time() < deadline
+            time.sleep(0.02)
+    garbage.sendall(b"\xff" * 5000)
+    (_, other), status = ends([rank(1, 2, port, FAULTS, "none", 60, token="wrong")])[0]
+    assert status == 2 and other == (f"rank -1: error: tcp_world: rank 0 at 127.0.0.1:{port} refused rank 1: its "
+                                     "WEFT_TOKEN is another one\n"), other
+    (_, second), status = ends([rank(0, 2, port, FAULTS, "none", 60)])[0]
+    assert status == 1 and second == (f"rank -1: error: tcp: port {port} of 127.0.0.1 is in use, perhaps by "
+                                      "another job; set another MASTER_PORT\n"), second
+    job.append(rank(1, 2, port, FAULTS, "none", 60))
+    for (_, errors), status in ends(job):
+        assert status == 0 and "well" in errors, errors
+    garbage.close()
+
+
+def processors_are_shared(folder):
+    """Ranks divide the processors unless the number of threads is given."""
+    for env, want in (({}, max(1, len(os.sched_getaffinity(0)) // 2)), ({"OMP_NUM_THREADS": "3"}, 3)):
+        done = launch(2, "env", *(() if env else ("-uOMP_NUM_THREADS",)), FAULTS, "threads", env=env)
+        assert done.returncode == 0 and done.stderr.count(f": {want} threads\n") == 2, (want, done)
+
+
+if __name__ == "__main__":
+    main([collectives_have_the_same_bits, trainers_have_the_same_bits, gone, hangs, calls_something_else, absent,
+          strangers, processors_are_shared])
