@@ -4,6 +4,7 @@
 # a test, with the library of the emulated GPU.
 add_library(weft_gpt OBJECT
   examples/common/check_weights.cpp
+  examples/common/gpt_data.cpp
   examples/common/gpt_options.cpp
   examples/common/gpt_plan.cpp
   examples/common/gpt_program.cpp
@@ -14,7 +15,7 @@ target_include_directories(weft_gpt PRIVATE ${weft_include})
 target_link_libraries(weft_gpt PRIVATE weft_flags)
 target_compile_options(weft_gpt PRIVATE ${weft_cold_options})
 
-foreach(program train_gpt train_moe generate loss_compare plan)
+foreach(program train_gpt train_moe generate info loss_compare plan tokenize)
   add_executable(${program} examples/${program}.cpp $<TARGET_OBJECTS:weft_gpt>)
   target_link_libraries(${program} PRIVATE weft weft_flags)
 endforeach()

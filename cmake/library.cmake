@@ -26,6 +26,15 @@ if(WEFT_MPI STREQUAL "ON" OR (WEFT_MPI STREQUAL "AUTO" AND WEFT_SANITIZE STREQUA
   endif()
 endif()
 
+# Compressed text files: read where the libraries are found, else refused with one line.
+find_package(ZLIB QUIET)
+find_library(WEFT_ZSTD zstd)
+find_path(WEFT_ZSTD_INCLUDE zstd.h)
+set(WEFT_HAVE_ZSTD OFF)
+if(WEFT_ZSTD AND WEFT_ZSTD_INCLUDE)
+  set(WEFT_HAVE_ZSTD ON)
+endif()
+
 # Tokenizers, with errors and JSON: a part of the library, and also a library of its own that has no
 # tensors.
 weft_find(weft_tokenizer_sources tokenizer/*.cpp)
@@ -82,6 +91,14 @@ target_link_libraries(weft_needs INTERFACE weft_flags DNNL::dnnl Threads::Thread
 if(WEFT_SANITIZE STREQUAL "")
   target_link_libraries(weft_needs INTERFACE OpenMP::OpenMP_CXX)
 endif()
+if(ZLIB_FOUND)
+  target_link_libraries(weft_needs INTERFACE ZLIB::ZLIB)
+endif()
+if(WEFT_HAVE_ZSTD)
+  target_link_libraries(weft_needs INTERFACE ${WEFT_ZSTD})
+endif()
+set_source_files_properties(io/byte_reader.cpp PROPERTIES COMPILE_DEFINITIONS
+  "WEFT_WITH_ZLIB=$<BOOL:${ZLIB_FOUND}>;WEFT_WITH_ZSTD=$<BOOL:${WEFT_HAVE_ZSTD}>")
 set_source_files_properties(distributed/mpi_world.cpp PROPERTIES COMPILE_DEFINITIONS
   WEFT_WITH_MPI=$<BOOL:${WEFT_HAVE_MPI}>)
 if(WEFT_HAVE_MPI)

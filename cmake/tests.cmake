@@ -146,6 +146,9 @@ if(NOT WEFT_SANITIZE STREQUAL "thread")
     add_test(NAME fuzz_tokenizer_${file}
       COMMAND fuzz_tokenizer ${PROJECT_SOURCE_DIR}/tests/fixtures/tokenizers/${file} ${runs})
   endforeach()
+  add_executable(fuzz_tokens tests/fuzz_tokens.cpp)
+  target_link_libraries(fuzz_tokens PRIVATE weft weft_flags)
+  add_test(NAME fuzz_tokens COMMAND fuzz_tokens ${runs})
 endif()
 
 # Code that the compiler must reject.
@@ -173,7 +176,7 @@ endif()
 # The programs, run as by a user.
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
-  set(cases hostile hybrid memory metrics mini_gpt mlp moe mtp pack plan ranks repeat talk tokenizer
+  set(cases data hostile hybrid memory metrics mini_gpt mlp moe mtp pack plan ranks repeat talk tokenizer
     wrong_use)
   if(WEFT_SANITIZE)
     set(cases hostile mlp repeat)  # the trainer's own code; the library has its own tests

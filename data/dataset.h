@@ -39,17 +39,28 @@ class Dataset {
   /// The given rows in the given order, on the CPU.
   /// Throws Error on a number outside [0, size()).
   virtual Batch rows(std::span<const std::int64_t> numbers) const = 0;
+  /// Says that rows() will be asked for these rows soon, so that files can be read in the
+  /// background.
+  virtual void will_read(std::span<const std::int64_t>) const {}
   /// Whether rows of zeros with targets kIgnore may fill the last batch of an evaluation.
   virtual bool allows_padding() const { return false; }
   /// The properties of the data that a saved position depends on, by name, for checkpoints.
   virtual std::vector<std::pair<std::string, std::int64_t>> identity() const {
     return {{"rows", size()}};
   }
+  /// Whether the order of the rows is a part of the data, so that a loader must not shuffle them.
+  virtual bool is_ordered() const { return false; }
+  /// What the first `row` rows held, by name, for the reader of a checkpoint.
+  virtual std::vector<std::pair<std::string, std::int64_t>> seen(std::int64_t) const { return {}; }
   /// Whether the data have been written since they were opened; rows() then throws Error.
   virtual bool changed() const { return false; }
   /// Throws Error if changed().
   virtual void check_unchanged() const {}
 };
+
+/// A checksum of up to 64 rows spread over all of a dataset. Data that differ in one place only may
+/// have the same, but files of other contents, order or tokenizers do not. 0 without rows.
+std::uint32_t fingerprint(const Dataset& dataset);
 
 /// Examples given as two CPU tensors with one row per example.
 ///

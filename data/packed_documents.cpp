@@ -1,52 +1,69 @@
 #include "weft/data/packed_documents.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
-#include "weft/autograd/indexing.h"
 #include "weft/core/error.h"
-#include "weft/data/packing.h"
+#include "weft/data/documents.h"
 
 namespace weft::data {
 namespace {
 
-std::vector<std::vector<std::int32_t>> split(const TokenStream& tokens,
-                                             std::span<const std::int32_t> end) {
-  check(!end.empty(),
+std::vector<std::int64_t> ends_of(const TokenStream& tokens, std::span<const std::int32_t> end) {
+  check(!end.empty() || tokens.has_documents(),
         "packed documents: the end of a document must have at least 1 token, got none");
-  std::vector<std::int32_t> all(static_cast<std::size_t>(tokens.size()));
-  tokens.read(0, all);
-  std::vector<std::vector<std::int32_t>> documents;
-  for (auto from = all.begin(); from != all.end();) {
-    auto to = std::search(from, all.end(), end.begin(), end.end());
-    if (to != all.end()) to += std::ssize(end);
-    documents.emplace_back(from, to);
-    from = to;
-  }
-  return documents;
+  std::vector<std::int64_t> ends;
+  each_document_end(tokens, end, [&](std::int64_t e) {
+    ends.push_back(e);
+    return true;
+  });
+  std::int64_t begin = 0, longest = 0;
+  for (const std::int64_t e : ends) longest = std::max(longest, e - std::exchange(begin, e));
+  check(longest > 1,
+        "packed documents: the data must have a document of at least 2 tokens, got {} tokens in {}",
+        tokens.size(), ends.size());
+  return ends;
 }
 
 }  // namespace
 
-PackedDocuments::PackedDocuments(const TokenStream& tokens, std::int64_t seq,
+PackedDocuments::PackedDocuments(TokenStream tokens, std::int64_t seq,
                                  std::span<const std::int32_t> end)
-    : tokens_(tokens.size()) {
-  const std::vector<std::vector<std::int32_t>> documents = split(tokens, end);
-  documents_ = std::ssize(documents);
-  check(std::any_of(documents.begin(), documents.end(), [](const auto& d) { return d.size() > 1; }),
-        "packed documents: the data must have a document of at least 2 tokens, got {} tokens in {}",
-        tokens_, documents_);
-  const PackedRows rows = pack_documents(documents, seq);
-  all_ = {rows.tokens, rows.targets, rows.positions};
-  for (std::int64_t r = 0; r < rows.rows(); ++r) {
-    const std::int64_t filled = rows.filled[static_cast<std::size_t>(r)];
-    all_.positions.select(0, r).narrow(0, filled, seq - filled).fill_(-1);
-  }
-}
+    : tokens_(std::move(tokens)), plan_([&] {
+        const std::vector<std::int64_t> ends = ends_of(tokens_, end);
+        documents_ = std::ssize(ends);
+        return PackingPlan(ends, seq);
+      }()) {}
 
 Batch PackedDocuments::rows(std::span<const std::int64_t> numbers) const {
-  const Tensor picked = Tensor::from(numbers, {static_cast<std::int64_t>(numbers.size())});
-  const auto pick = [&](const Tensor& t) { return index_select(t, 0, picked); };
-  return {pick(all_.inputs), pick(all_.targets), pick(all_.positions)};
+  const std::int64_t seq = plan_.seq();
+  const Shape shape{std::ssize(numbers), seq};
+  Batch out{Tensor::full(shape, 0, DType::i32), Tensor::full(shape, kIgnore, DType::i32),
+            Tensor::full(shape, -1, DType::i32)};
+  std::vector<std::int32_t> piece_tokens;
+  std::int64_t row = 0;
+  for (const std::int64_t number : numbers) {
+    check(0 <= number && number < size(), "packed documents: a row must be in [0, {}), got {}",
+          size(), number);
+    std::int64_t at = seq * row++;
+    for (const PackedPiece& piece : plan_.row(number)) {
+      const std::int32_t targets = piece.length - (piece.goes_on ? 0 : 1);
+      piece_tokens.resize(static_cast<std::size_t>(targets) + 1);
+      tokens_.read(piece.first, piece_tokens);
+      std::copy_n(piece_tokens.begin(), piece.length, out.inputs.data<std::int32_t>() + at);
+      std::copy_n(piece_tokens.begin() + 1, targets, out.targets.data<std::int32_t>() + at);
+      auto* const positions = out.positions.data<std::int32_t>() + at;
+      std::iota(positions, positions + piece.length, 0);
+      at += piece.length;
+    }
+  }
+  return out;
+}
+
+void PackedDocuments::will_read(std::span<const std::int64_t> numbers) const {
+  for (const std::int64_t number : numbers)
+    for (const PackedPiece& piece : plan_.row(number)) tokens_.will_read(piece.first, piece.length);
 }
 
 nn::Packing packing_of(const Batch& batch, std::int64_t longest, Device device) {

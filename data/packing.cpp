@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <span>
 
 #include "weft/core/error.h"
@@ -16,11 +17,11 @@ class FirstFit {
  public:
   FirstFit(std::int64_t rows, std::int64_t seq)
       : leaves_(std::bit_ceil(static_cast<std::size_t>(std::max<std::int64_t>(rows, 1)))),
-        room_(2 * leaves_, seq) {}
+        room_(2 * leaves_, static_cast<std::int32_t>(seq)) {}
 
   /// Takes `length` tokens from the first row that has as many free. Such a row always exists,
   /// since there are as many rows as pieces.
-  std::size_t take(std::int64_t length) {
+  std::size_t take(std::int32_t length) {
     std::size_t node = 1;
     while (node < leaves_) node = 2 * node + (room_[2 * node] < length ? 1 : 0);
     const std::size_t row = node - leaves_;
@@ -31,12 +32,7 @@ class FirstFit {
 
  private:
   std::size_t leaves_;
-  std::vector<std::int64_t> room_;
-};
-
-struct Piece {
-  const std::vector<std::int32_t>* document;
-  std::int64_t first, length;
+  std::vector<std::int32_t> room_;
 };
 
 Tensor filled(std::int64_t rows, std::int64_t seq, std::int32_t value) {
@@ -47,24 +43,48 @@ Tensor filled(std::int64_t rows, std::int64_t seq, std::int32_t value) {
 
 }  // namespace
 
+PackingPlan::PackingPlan(std::span<const std::int64_t> ends, std::int64_t seq) : seq_(seq) {
+  check(seq >= 1 && seq <= INT32_MAX, "pack_documents: seq must be at least 1, got {}", seq);
+  std::vector<PackedPiece> pieces;
+  std::int64_t begin = 0;
+  for (const std::int64_t end : ends) {
+    for (; begin < end; begin += pieces.back().length) {
+      const auto length = static_cast<std::int32_t>(std::min(seq, end - begin));
+      pieces.push_back({begin, length, begin + length < end});
+    }
+  }
+  FirstFit fit(std::ssize(pieces), seq);
+  std::vector<std::size_t> rows;  // of each piece
+  first_piece_ = {0};
+  for (const PackedPiece& piece : pieces) {
+    rows.push_back(fit.take(piece.length));
+    if (rows.back() + 1 == first_piece_.size()) first_piece_.push_back(0);
+    ++first_piece_[rows.back() + 1];
+  }
+  std::partial_sum(first_piece_.begin(), first_piece_.end(), first_piece_.begin());
+  pieces_.resize(pieces.size());
+  std::vector<std::int64_t> next(first_piece_.begin(), first_piece_.end() - 1);
+  for (std::size_t i = 0; i < pieces.size(); ++i)
+    pieces_[static_cast<std::size_t>(next[rows[i]]++)] = pieces[i];
+}
+
+std::span<const PackedPiece> PackingPlan::row(std::int64_t i) const {
+  const auto at = static_cast<std::size_t>(i);
+  return std::span(pieces_).subspan(
+      static_cast<std::size_t>(first_piece_[at]),
+      static_cast<std::size_t>(first_piece_[at + 1] - first_piece_[at]));
+}
+
 PackedRows pack_documents(const std::vector<std::vector<std::int32_t>>& documents,
                           std::int64_t seq) {
-  check(seq >= 1, "pack_documents: seq must be at least 1, got {}", seq);
-  std::vector<Piece> pieces;
+  std::vector<std::int32_t> all;
+  std::vector<std::int64_t> ends;
   for (const auto& document : documents) {
-    const auto length = static_cast<std::int64_t>(document.size());
-    for (std::int64_t at = 0; at < length; at += seq)
-      pieces.push_back({&document, at, std::min(seq, length - at)});
+    all.insert(all.end(), document.begin(), document.end());
+    ends.push_back(std::ssize(all));
   }
-  FirstFit fit(static_cast<std::int64_t>(pieces.size()), seq);
-  std::vector<std::vector<Piece>> rows;
-  for (const Piece& piece : pieces) {
-    const std::size_t row = fit.take(piece.length);
-    if (row == rows.size()) rows.emplace_back();
-    rows[row].push_back(piece);
-  }
-
-  const auto count = static_cast<std::int64_t>(rows.size());
+  const PackingPlan plan(ends, seq);
+  const std::int64_t count = plan.rows();
   PackedRows out{filled(count, seq, 0), filled(count, seq, kIgnore), filled(count, seq, 0), {}, {}};
   auto* tokens = out.tokens.data<std::int32_t>();
   auto* targets = out.targets.data<std::int32_t>();
@@ -72,13 +92,12 @@ PackedRows pack_documents(const std::vector<std::vector<std::int32_t>>& document
   for (std::int64_t r = 0; r < count; ++r) {
     auto& bounds = out.cu_seqlens.emplace_back(1, 0);
     std::int64_t at = r * seq;
-    for (const Piece& piece : rows[static_cast<std::size_t>(r)]) {
-      const auto& document = *piece.document;
-      for (std::int64_t i = 0; i < piece.length; ++i, ++at) {
+    for (const PackedPiece& piece : plan.row(r)) {
+      for (std::int32_t i = 0; i < piece.length; ++i, ++at) {
         const auto source = static_cast<std::size_t>(piece.first + i);
-        tokens[at] = document[source];
-        if (source + 1 < document.size()) targets[at] = document[source + 1];
-        positions[at] = static_cast<std::int32_t>(i);
+        tokens[at] = all[source];
+        if (i + 1 < piece.length || piece.goes_on) targets[at] = all[source + 1];
+        positions[at] = i;
       }
       bounds.push_back(static_cast<std::int32_t>(at - r * seq));
     }

@@ -1,11 +1,37 @@
 #pragma once
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "weft/core/tensor.h"
 #include "weft/nn/packing.h"
 
 namespace weft::data {
+
+/// A part of a document, or all of it, in a row.
+struct PackedPiece {
+  std::int64_t first = 0;  ///< its first token, counted over all documents laid end to end
+  std::int32_t length = 0;
+  bool goes_on = false;  ///< whether the document has more tokens after it
+};
+
+/// Which pieces of documents lie in which row: 16 bytes a piece, however long it is.
+class PackingPlan {
+ public:
+  /// Puts each document, in order, into the first row that has room for all of it. A document
+  /// longer than seq is cut into pieces of seq. Document i ends before token ends[i]; empty ones
+  /// are skipped. Throws Error unless 1 <= seq < 2^31.
+  PackingPlan(std::span<const std::int64_t> ends, std::int64_t seq);
+
+  std::int64_t seq() const { return seq_; }
+  std::int64_t rows() const { return std::ssize(first_piece_) - 1; }
+  std::span<const PackedPiece> row(std::int64_t i) const;
+
+ private:
+  std::int64_t seq_;
+  std::vector<PackedPiece> pieces_;        ///< row after row
+  std::vector<std::int64_t> first_piece_;  ///< of each row, then how many there are
+};
 
 /// Documents packed into rows of equal length, to waste little on padding.
 struct PackedRows {
@@ -27,9 +53,8 @@ struct PackedRows {
   nn::Packing packing(std::int64_t first, std::int64_t count, Device device = kCpu) const;
 };
 
-/// Puts each document, in order, into the first row that has room for all of it. A document longer
-/// than seq is cut into pieces of seq; the target of a piece's last token is still the next token.
-/// Empty documents are skipped.
+/// Packs documents as PackingPlan does; the target of the last token of a piece is still the next
+/// token.
 /// Throws Error unless seq >= 1.
 PackedRows pack_documents(const std::vector<std::vector<std::int32_t>>& documents,
                           std::int64_t seq);

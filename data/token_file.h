@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -10,6 +11,8 @@ class InputFile;
 }
 
 namespace weft::data {
+
+class MegatronIndex;
 
 /// A read-only sequence of token ids, in memory or in a part of a file that read() reads on demand.
 /// Copies and slices share the tokens.
@@ -22,12 +25,21 @@ class TokenStream {
   static TokenStream of_bytes(std::string text);
   /// The concatenation of `parts`: the shards of a data set.
   static TokenStream joined(std::vector<TokenStream> parts);
+  /// `size` tokens of `width` bytes (1 or 2 without a sign, or 4) from byte `first_byte` of a file.
+  /// `index` says where its documents end, counted from that byte; null: unknown.
+  static TokenStream of_file(std::shared_ptr<const io::InputFile> file, std::int64_t first_byte,
+                             std::int64_t size, int width,
+                             std::shared_ptr<const MegatronIndex> index = nullptr);
 
   std::int64_t size() const { return size_; }
+  /// Bytes per token in memory or in the file; of joined streams the widest.
+  int width() const;
   /// Reads tokens first .. first + out.size() - 1 as int32.
-  /// Throws Error when the range is out of bounds, and when the file has been written since it was
-  /// opened, because earlier checks may no longer hold.
+  /// Throws Error when the range is out of bounds, on a negative token in a file, and when the file
+  /// has been written since it was opened, because earlier checks may no longer hold.
   void read(std::int64_t first, std::span<std::int32_t> out) const;
+  /// Lets the system fetch tokens of a file in the background, for a read() that follows.
+  void will_read(std::int64_t first, std::int64_t count) const;
   /// Throws Error when the range is not inside the stream.
   TokenStream slice(std::int64_t first, std::int64_t count) const;
   /// The highest id; -1 without tokens. Reads all tokens.
@@ -36,6 +48,13 @@ class TokenStream {
   bool changed() const;
   /// Throws Error if changed().
   void check_unchanged() const;
+
+  /// Whether the .idx files of all its parts say where documents end.
+  bool has_documents() const;
+  /// Calls f with the number of tokens up to the end of each document, ascending; the last one is
+  /// size(), as if the stream ended a document. Stops when f returns false.
+  /// Throws Error unless has_documents().
+  void each_document_end(const std::function<bool(std::int64_t)>& f) const;
 
  private:
   friend TokenStream open_token_file(const std::string& path);
@@ -46,19 +65,28 @@ class TokenStream {
   std::shared_ptr<const void> owner_;
   const unsigned char* data_ = nullptr;  ///< in memory; null in a file
   std::shared_ptr<const io::InputFile> file_;
+  std::shared_ptr<const MegatronIndex> index_;
   std::int64_t first_byte_ = 0;                            ///< in the file
+  std::int64_t before_ = 0;                                ///< tokens of the file before this slice
   std::shared_ptr<const std::vector<TokenStream>> parts_;  ///< set by joined(); else null
   std::int64_t first_token_ = 0;                           ///< in the parts
   std::int64_t size_ = 0;
   int width_ = 1;  ///< bytes per token: 1, 2 or 4
 };
 
-/// Opens a file of uint16 tokens, or reads a pipe of them: with the 1024-byte header of llm.c (256
-/// int32: magic 20240520, version 1, number of tokens) or without a header, as nanoGPT writes them.
-/// Throws Error when the size does not match, or the magic belongs to another format.
+/// Opens a file of tokens:
+///   x.idx, or x.bin beside an x.idx   Megatron's format, tokens of 8, 16 or 32 bits
+///   x.bin                             with the 1024-byte header of llm.c (256 int32: magic
+///   20240520,
+///                                     version 1, number of tokens), uint16; with the magic
+///                                     20240801 and version 7, uint32; or without a header, uint16,
+///                                     as nanoGPT writes them; may be a pipe
+/// Throws Error when the sizes do not match, or the magic belongs to another format.
 TokenStream open_token_file(const std::string& path);
+/// Whether a path names a file of tokens rather than a text: .bin or .idx.
+bool is_token_file(const std::string& path);
 
-/// Writes the format with a header.
+/// Writes the format of llm.c.
 /// Throws Error on a token that does not fit uint16, and on 2^31 tokens or more.
 void write_token_file(const std::string& path, std::span<const std::int32_t> tokens);
 

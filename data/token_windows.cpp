@@ -41,6 +41,11 @@ Batch TokenWindows::rows(std::span<const std::int64_t> numbers) const {
   return out;
 }
 
+void TokenWindows::will_read(std::span<const std::int64_t> numbers) const {
+  for (const std::int64_t i : numbers)
+    tokens_.will_read(i * seq_, std::min(seq_ + 1, tokens_.size() - i * seq_));
+}
+
 std::int64_t held_out_size(std::int64_t tokens, double fraction) {
   check(fraction >= 0 && fraction < 1, "loader: val-fraction must be in [0, 1), got {}", fraction);
   return std::llround(static_cast<double>(tokens) * fraction);

@@ -16,6 +16,7 @@ class TokenWindows : public Dataset {
 
   std::int64_t size() const override { return size_; }
   Batch rows(std::span<const std::int64_t> numbers) const override;
+  void will_read(std::span<const std::int64_t> numbers) const override;
   std::vector<std::pair<std::string, std::int64_t>> identity() const override {
     return {{"seq", seq_}, {"tokens", tokens_.size()}};
   }

@@ -203,6 +203,11 @@ void InputFile::read(std::int64_t offset, void* data, std::int64_t bytes) const 
   }
 }
 
+void InputFile::will_read(std::int64_t offset, std::int64_t bytes) const {
+  // Advice: without it the read itself waits.
+  [[maybe_unused]] const int ignored = ::posix_fadvise(fd_, offset, bytes, POSIX_FADV_WILLNEED);
+}
+
 bool InputFile::changed() const {
   struct stat s;
   return ::fstat(fd_, &s) != 0 || s.st_size != size_ || s.st_mtim.tv_sec != modified_s_ ||

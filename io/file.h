@@ -114,6 +114,8 @@ class InputFile {
   const std::string& path() const { return path_; }
   std::int64_t size() const { return size_; }
   void read(std::int64_t offset, void* data, std::int64_t bytes) const;
+  /// Lets the system fetch this part of the file in the background, for a read that follows.
+  void will_read(std::int64_t offset, std::int64_t bytes) const;
   /// Whether the file has been written or truncated since it was opened.
   bool changed() const;
 

@@ -124,7 +124,7 @@ FAULTS = [
     ("epoch_not_counted", "data/loader.cpp", "epoch_ += index_ / size;", "", "loader"),
     ("last_batch_not_shortened", "data/loader.cpp", "std::min(options_.batch, dataset_.size() - index_)", "options_.batch",
      "loader"),
-    ("packed_targets_shifted", "data/packing.cpp", "targets[at] = document[source + 1];", "targets[at] = document[source];",
+    ("packed_targets_shifted", "data/packing.cpp", "targets[at] = all[source + 1];", "targets[at] = all[source];",
      "data"),
     # Tokenizers.
     ("whole_piece_is_merged", "tokenizer/bpe.cpp", "if (parts_.whole_first) {", "if (false) {", "tokenizer"),

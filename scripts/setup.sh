@@ -8,8 +8,10 @@ set -eu
 # ocl-icd-opencl-dev: Weft does not use OpenCL, but the CMake package of libdnnl-dev requires it.
 build="g++ cmake ninja-build libdnnl-dev ocl-icd-opencl-dev libcli11-dev
        libtomlplusplus-dev python3"
-# libopenmpi-dev, openmpi-bin: ranks as processes; optional.
-tests="git ccache doctest-dev libxtensor-dev clang-format pkg-config libopenmpi-dev openmpi-bin"
+# libopenmpi-dev, openmpi-bin: ranks as processes. zlib1g-dev, libzstd-dev: compressed texts. All
+# optional.
+tests="git ccache doctest-dev libxtensor-dev clang-format pkg-config libopenmpi-dev openmpi-bin
+       zlib1g-dev libzstd-dev"
 
 case "${1:-all}" in
   build) wanted=$build ;;

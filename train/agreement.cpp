@@ -13,7 +13,6 @@
 #include "weft/core/error.h"
 #include "weft/core/random.h"
 #include "weft/distributed/agree.h"
-#include "weft/io/crc32c.h"
 #include "weft/io/file.h"
 
 namespace weft::train {
@@ -22,9 +21,6 @@ namespace {
 // A network file system may show a new file to another machine only after a while.
 constexpr int kLooks = 30;
 constexpr std::chrono::milliseconds kPause{100};
-// Rows that are compared. Two copies of the data that differ in one place only pass, but files of
-// other contents, order or tokenizers do not.
-constexpr std::int64_t kRows = 64;
 
 bool sees(const std::string& file, const std::string& text) {
   for (int look = 0; look < kLooks; ++look) {
@@ -42,20 +38,6 @@ std::string who_does(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) text += message("{}{}", i ? ", " : "", ranks[i]);
   return text + (ranks.size() == 1 ? " does" : " do");
-}
-
-std::int64_t hash_of(const data::Batch& rows) {
-  std::uint32_t crc = 0;
-  for (const Tensor& t : {rows.inputs, rows.targets, rows.positions}) {
-    if (!t.defined()) continue;
-    const Tensor values = t.is_contiguous() ? t : t.clone();
-    const std::string type = message("{} {}", values.dtype(), values.shape());
-    crc = io::crc32c(type.data(), type.size(), crc);
-    if (values.numel() > 0)
-      crc = io::crc32c(values.raw(),
-                       static_cast<std::size_t>(values.numel()) * size_of(values.dtype()), crc);
-  }
-  return crc;
 }
 
 }  // namespace
@@ -84,15 +66,9 @@ void check_shared_folder(distributed::World& world, const std::string& path) {
 
 void check_same_data(distributed::World& world, const data::Dataset& data,
                      const std::string& what) {
-  const std::int64_t size = data.size(), count = std::min(size, kRows);
-  std::vector<std::int64_t> numbers;
-  for (std::int64_t i = 0; i < count; ++i)  // from the first row to the last
-    numbers.push_back(count > 1 ? static_cast<std::int64_t>(static_cast<double>(i) *
-                                                            static_cast<double>(size - 1) /
-                                                            static_cast<double>(count - 1))
-                                : 0);
-  const auto all = distributed::from_all(
-      world, std::array{size, count > 0 ? hash_of(data.rows(numbers)) : std::int64_t{0}});
+  const std::int64_t size = data.size();
+  const auto all =
+      distributed::from_all(world, std::array{size, std::int64_t{data::fingerprint(data)}});
   const auto other =
       std::find_if(all.begin(), all.end(), [&](const auto& a) { return a != all[0]; });
   if (other == all.end()) return;

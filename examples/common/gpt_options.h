@@ -29,11 +29,14 @@ struct DataOptions {
       any().shown_first());
     v("tokenizer", tokenizer,
       "bytes, or a tokenizer.json, .tiktoken or .model file, or the folder of one: encodes text "
-      "files, and names the tokens of .bin files");
+      "files, and names the tokens of token files");
     v("pack", pack,
-      "documents end with this text, or in a .bin file with this token, and are packed into rows, "
-      "so that none sees another; empty: all data are one stream");
-    v("val-fraction", val_fraction, "share of the data held out, taken from its end",
+      "documents end with this text, or in a .bin file with this token, or with the word documents "
+      "as their .idx says, and are packed into rows, so that none sees another; empty: all data "
+      "are "
+      "one stream");
+    v("val-fraction", val_fraction,
+      "share of the data held out, taken from its end; whole documents where they are known",
       fraction().shown_first());
     v("eval-tokens", eval_tokens,
       "held-out tokens of an evaluation, the first ones; 0: all of them",

@@ -43,7 +43,7 @@ def resumes(folder):
     train(*base(folder, "parts", *more, "--resume"))
     assert checkpoint_bytes(f"{folder}/whole", 12) == checkpoint_bytes(f"{folder}/parts", 12)
     done = run("train_gpt", *base(folder, "parts", *more, "--resume", "--pack", "x"))
-    refused(done, 2, "loader: the saved position is for documents")
+    refused(done, 2, "loader: the saved position is for tokens")
 
 
 def learns_what_a_stream_cannot_know(folder):

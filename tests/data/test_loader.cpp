@@ -75,7 +75,8 @@ TEST_CASE("loader: it continues from a saved position") {
   Loader straight = make(), resumed = make();
   for (int i = 0; i < 7; ++i) straight.advance();
   const std::string text = straight.state().dump();
-  CHECK(text == R"({"epoch":3,"index":0,"seed":3,"seq":4,"tokens":30})");
+  CHECK(test::without_checksum(straight.state()) ==
+        R"({"epoch":3,"index":0,"seed":3,"seq":4,"tokens":30})");
   resumed.set_state(io::Json::parse(text));
   for (int i = 0; i < 5; ++i) CHECK(ints(resumed.next().inputs) == ints(straight.next().inputs));
 
@@ -87,10 +88,85 @@ TEST_CASE("loader: it continues from a saved position") {
   CHECK(refusal("tokens", 31) == "loader: the saved position is for tokens 31, got 30");
   CHECK(refusal("seq", 8) == "loader: the saved position is for seq 8, got 4");
   CHECK(refusal("seed", 4) == "loader: the saved position is for seed 4, got 3");
+  CHECK(refusal("rows_crc32c", 1) == "loader: the saved position is for data with other contents");
   CHECK(refusal("index", 7) ==
         "loader: the saved position (epoch 3, row 7) must lie in an epoch of 7 rows");
   CHECK(refusal("epoch", -1) ==
         "loader: the saved position (epoch -1, row 0) must lie in an epoch of 7 rows");
+}
+
+TEST_CASE("loader: a position belongs to the contents of the data") {
+  std::vector<std::int32_t> tokens = count_to(30);
+  const TokenWindows one(TokenStream::of(tokens), 4);
+  tokens[11] = 5;
+  const TokenWindows other(TokenStream::of(tokens), 4);
+  Loader a(one, {.batch = 3}), b(other, {.batch = 3});
+  CHECK(error_of([&] { b.set_state(a.state()); }) ==
+        "loader: the saved position is for data with other contents");
+  // Older versions saved no checksum.
+  b.set_position(test::without_checksum(a.state()));
+}
+
+TEST_CASE("loader: many rows are ordered without a table, and resume at any step") {
+  struct Numbers : Dataset {
+    std::int64_t count;
+    explicit Numbers(std::int64_t n) : count(n) {}
+    std::int64_t size() const override { return count; }
+    Batch rows(std::span<const std::int64_t> numbers) const override {
+      const Tensor t = Tensor::from(numbers, {std::ssize(numbers)});
+      return {t, t, {}};
+    }
+  };
+  const auto next = [](Loader& loader) { return to_vector<std::int64_t>(loader.next().inputs); };
+  // An epoch of more rows than a table takes visits each once.
+  const Numbers data(70'001);
+  Loader loader(data, {.batch = 10'000, .seed = 5});
+  std::vector<std::int64_t> seen;
+  while (loader.epoch() == 0 && seen.size() < 70'000) {
+    const auto rows = next(loader);
+    seen.insert(seen.end(), rows.begin(), rows.end());
+  }
+  CHECK(!std::is_sorted(seen.begin(), seen.end()));
+  std::sort(seen.begin(), seen.end());
+  CHECK(std::adjacent_find(seen.begin(), seen.end()) == seen.end());
+  CHECK(seen.back() <= 70'000);
+  // 2^50 rows: an order in a table would need a petabyte.
+  const Numbers many(std::int64_t{1} << 50);
+  Loader straight(many, {.batch = 4, .seed = 5}), resumed(many, {.batch = 4, .seed = 5});
+  for (int i = 0; i < 3; ++i) next(straight);
+  resumed.set_position(straight.position());
+  CHECK(next(straight) == next(resumed));
+  io::Json old = straight.state();
+  io::Json::Object members = old.take_members();
+  std::erase_if(members, [](const io::JsonMember& m) { return m.key == "order"; });
+  io::Json without = io::Json::object();
+  for (io::JsonMember& m : members) without.set(m.key, m.value);
+  CHECK(error_of([&] {
+          resumed.set_state(without);
+        }).find("of an older version, which ordered more than 65536 rows") != std::string::npos);
+}
+
+TEST_CASE("loader: the rows of the next batch are announced") {
+  struct Announced : TensorDataset {
+    using TensorDataset::TensorDataset;
+    mutable std::vector<std::int64_t> coming, read;
+    void will_read(std::span<const std::int64_t> numbers) const override {
+      coming.assign(numbers.begin(), numbers.end());
+    }
+    Batch rows(std::span<const std::int64_t> numbers) const override {
+      read.assign(numbers.begin(), numbers.end());
+      return TensorDataset::rows(numbers);
+    }
+  };
+  const Announced data(Tensor::arange(0, 10), Tensor::arange(0, 10));
+  Loader loader(data, {.batch = 4});
+  loader.next(1, 2);
+  for (int step = 0; step < 5; ++step) {  // across epochs
+    const std::vector<std::int64_t> announced = data.coming;
+    CHECK(announced.size() == 2);
+    loader.next(1, 2);
+    CHECK(data.read == announced);
+  }
 }
 
 TEST_CASE("loader: it refuses invalid options") {
