@@ -22,11 +22,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kAgain{20};  // between attempts to connect
+constexpr std::chrono::seconds kAttempt{5};      // for one; a host may have several addresses
 
 struct Free {
   void operator()(addrinfo* list) const { freeaddrinfo(list); }
 };
 
+// Null if the name's server does not answer now.
 std::unique_ptr<addrinfo, Free> addresses_of(const Endpoint& e, int flags) {
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
@@ -34,6 +36,7 @@ std::unique_ptr<addrinfo, Free> addresses_of(const Endpoint& e, int flags) {
   hints.ai_flags = flags | AI_NUMERICSERV;
   addrinfo* list = nullptr;
   const int code = getaddrinfo(e.host.c_str(), std::to_string(e.port).c_str(), &hints, &list);
+  if (code == EAI_AGAIN) return nullptr;
   check_system(code == 0, "tcp: host '{}' is unknown: {}", e.host, gai_strerror(code));
   return std::unique_ptr<addrinfo, Free>(list);
 }
@@ -104,7 +107,7 @@ int milliseconds_to(Until until) {
 
 Socket listen_at(const Endpoint& at, int waiting) {
   const auto list = addresses_of(at, AI_PASSIVE);
-  int error = 0;
+  int error = EADDRNOTAVAIL;
   for (const addrinfo* a = list.get(); a; a = a->ai_next) {
     Socket s = open(*a);
     // Else a job could not start again for a minute after it has ended.
@@ -128,11 +131,11 @@ Socket accept_from(const Socket& listener) {
 }
 
 Socket connect_to(const Endpoint& to, Until until) {
-  const auto list = addresses_of(to, 0);
   do {
+    const auto list = addresses_of(to, 0);
     for (const addrinfo* a = list.get(); a; a = a->ai_next) {
       Socket s = open(*a);
-      if (!s.is_open() || !connects(s, *a, until)) continue;
+      if (!s.is_open() || !connects(s, *a, std::min(until, Clock::now() + kAttempt))) continue;
       // Within one machine a connection to a port that nobody listens at may find itself.
       if (own_end(s).text() == other_end(s).text()) continue;
       prepare(s);

@@ -168,4 +168,12 @@ FAULTS = [
      "for (std::int64_t j = 1; j < k; ++j) {\n    const std::int64_t row = row_of", "emulated_token_permute"),
     ("gpu_refused_epilogue_throws", "cuda/lt_plan.cpp", "  if (refuses(p, status)) return false;\n", "", "emulator"),
     ("gpu_devices_share_lock", "cuda/gemm_plan.cpp", "return all[device];", "return all[device - device];", "emulator"),
+    # Ranks over TCP.
+    ("tcp_token_prefix", "distributed/tcp_lobby.cpp", "i < sizeof b; ++i", "i < token.size(); ++i", "tcp_world"),
+    ("tcp_two_of_one_rank", "distributed/tcp_lobby.cpp", "if (guests_.contains(hello.rank)) return", "if (false) return",
+     "tcp_world"),
+    ("tcp_small_of_any_size", "distributed/tcp_connection.cpp", "if (frame.bytes <= 0 || frame.bytes > kTcpSmall) break;",
+     "if (frame.bytes <= 0) break;", "tcp_world"),
+    ("tcp_first_arrival_of_any_tag", "distributed/tcp_connection.cpp",
+     "return a.frame.tag == tag;", "return a.frame.tag >= 0;", "tcp_world"),
 ]

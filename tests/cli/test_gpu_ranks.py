@@ -1,10 +1,11 @@
 """Ranks of the trainer on emulated GPUs: threads that share one, threads with one each over an
-emulated NCCL, processes over MPI. The losses equal one rank's on the CPU; a rerun and a resume give
+emulated NCCL, processes over MPI and TCP. The losses equal one rank's on the CPU; a rerun and a resume give
 the same bits."""
 import json
 
 from support import SMALL, BIN, checkpoint_bytes, interrupt, main, metrics, peak_line, refused, run, text, train
 from support_mpi import run_ranks
+from support_tcp import launch
 
 GPU = "train_gpt_emulated"
 STEPS = 4
@@ -82,6 +83,9 @@ def backends_on_gpus(folder):
             assert done.returncode == 0, done.stderr
         for backend in ("nccl", "auto", "mpi"):
             same_bits(folder, f"{name}-thread", f"{name}-{backend}")
+    done = launch(2, BIN / GPU, *base(folder, "zero-tcp", *LAYOUTS["zero"][0], "--zero", "--device", "cuda"))
+    assert done.returncode == 0, done.stderr  # NCCL, bootstrapped over TCP
+    same_bits(folder, "zero-thread", "zero-tcp")
 
 
 def memory(folder):

@@ -137,6 +137,21 @@ def starts_again(folder):
         assert len(list(pathlib.Path(folder, out, "flight").iterdir())) == 1  # of the rank that went on
 
 
+def starts_again_on_each_machine(folder):
+    """A launcher for each machine: both start their ranks again, which meet at the same port."""
+    train(*base(folder, "calm", *SAVES, "--ranks", "2"))
+    master = f"localhost:{free_port()}"
+    machines = [subprocess.Popen(
+        command(1, *dies(1, 3, "backward"), BIN / "train_gpt", *base(folder, "machines", *SAVES), flags=(
+            "--nodes", "2", "--node", str(node), "--master", master, "--restarts", "1")),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment({"WEFT_TOKEN": "secret"}))
+                for node in (0, 1)]
+    for node, machine in enumerate(machines):
+        _, errors = machine.communicate(timeout=120)
+        assert machine.returncode == 0 and "restart 1 of 1 with 2 ranks, as rank " in errors, (node, errors)
+    same_bits(folder, "calm", "machines")
+
+
 def does_not_start_again(folder):
     """After a user's mistake, Ctrl-C, or too often."""
     count = f"echo >> {folder}/count"
@@ -198,4 +213,5 @@ def page(folder):
 
 
 if __name__ == "__main__":
-    main([wrong_use, environment_and_status, logs, signals, starts_again, does_not_start_again, with_fewer_ranks, page])
+    main([wrong_use, environment_and_status, logs, signals, starts_again, starts_again_on_each_machine, does_not_start_again,
+          with_fewer_ranks, page])
