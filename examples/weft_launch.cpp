@@ -93,7 +93,7 @@ std::string what_happened(const RanksEnd& end) {
   return message("rank {} ended with status {}", end.rank, end.status);
 }
 
-// Statuses that a new start would give again: see "exit" in docs/training.md.
+// Statuses that a new start would give again: see "Exit status" in docs/training.md.
 bool may_start_again(const RanksEnd& end) {
   return !end.interrupted && end.status != 0 && end.status != 2 && end.status != 3 &&
          end.status != 130;
