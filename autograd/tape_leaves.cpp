@@ -5,6 +5,7 @@
 #include "weft/core/dispatch.h"
 #include "weft/core/kernels/copy.h"
 #include "weft/core/kernels/elementwise.h"
+#include "weft/core/restorer.h"
 
 namespace weft {
 namespace {
@@ -49,6 +50,7 @@ void add_to_leaf(const Tensor& x, Tensor g, bool continued) {
 }  // namespace
 
 bool detail::continue_main_grad(const Tensor& x) {
+  if (Storage* const s = x.main_grad().storage(); s->restorer) restore_storage(s);
   const bool adds = x.main_grad_filled();
   if (cuda::Graph* const graph = cuda::Graph::capturing())
     graph->before_replay([x, adds] {

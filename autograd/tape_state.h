@@ -64,7 +64,7 @@ struct Tape::State {
 namespace detail {
 
 /// Whether the main_grad() of x holds a gradient, to which the next one is added. The caller writes
-/// it at once: from now on it holds one.
+/// it at once: from now on it holds one. A buffer that was released until it is needed gets memory.
 bool continue_main_grad(const Tensor& x);
 
 }  // namespace detail

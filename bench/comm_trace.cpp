@@ -213,7 +213,7 @@ StepTrace trace_step(const examples::GptOptions& options) {
     done.push_back(done.back() + work_of(ddp, b, model, mesh.degrees()));
   std::vector<double> bucket_ends, needed;
   for (std::size_t i = 0; i < ddp.buckets().size(); ++i)
-    for (int n = ddp.buckets()[i].then ? 2 : 1; n > 0; --n)
+    for (std::size_t n = 0; n <= ddp.buckets()[i].then.size(); ++n)
       bucket_ends.push_back(done[i + 1] / done.back());
   // Forward visits the buckets in reverse order.
   for (std::size_t i = ddp.buckets().size(); i > 0; --i)
@@ -222,7 +222,11 @@ StepTrace trace_step(const examples::GptOptions& options) {
   const bool recomputes = options.model.recompute == nn::Recompute::full;
   const std::vector<Segment> segments = segments_of(marks, end, recomputes);
   Placing placing(trace, earlier, segments);
-  placing.place(bucket_ends, options.parallel.zero ? needed : std::vector<double>{});
+  // Gathers and sums of units have their order; they are spread evenly.
+  if (options.parallel.fsdp)
+    placing.place({}, {});
+  else
+    placing.place(bucket_ends, options.parallel.zero ? needed : std::vector<double>{});
   trace.tokens = options.batch * options.model.seq;
   trace.flops = model.flops_per_token() * static_cast<double>(trace.tokens) / size *
                 (recomputes ? 4.0 / 3 : 1);

@@ -220,7 +220,7 @@ if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
         --source-file=*/test_process_group.cpp --test-case=conformance)
     list(APPEND weft_mpi_tests mpi_process_group_${ranks})
     set(stems capacity_layouts comm_ops ddp expert_dispatch expert_layouts expert_parallel
-      expert_router expert_tensor frozen joint_norm layouts overlap parallelize sharded_optimizer
+      expert_router expert_tensor frozen fsdp joint_norm layouts overlap parallelize sharded_optimizer
       tensor_parallel tensor_parallel_steps vocab)
     if(WEFT_EXAMPLES)
       list(APPEND stems comm_model session_layouts)

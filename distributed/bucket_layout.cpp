@@ -17,9 +17,9 @@ constexpr std::int64_t kLeastForRank = 1 << 18, kMostForRank = 1'000'000, kMost 
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
-using GroupKey = std::tuple<bool, bool, bool, DType, DType>;
+using GroupKey = std::tuple<bool, bool, bool, int, DType, DType>;
 GroupKey kind_of(const BucketLayout& b) {
-  return {b.expert, b.tp_partial, b.codes, b.param_dtype, b.grad_dtype};
+  return {b.expert, b.tp_partial, b.codes, b.unit, b.param_dtype, b.grad_dtype};
 }
 
 int ranks_of(const BucketLayout& b, const BucketOptions& o) {
@@ -33,8 +33,11 @@ struct Member {
   std::int64_t typical = 0;
 };
 
-Member member_of(const NamedTensor& p, const Layout& layout, const BucketOptions& o) {
+Member member_of(const NamedTensors& parameters, std::size_t index, const Layout& layout,
+                 const BucketOptions& o) {
+  const NamedTensor& p = parameters[index];
   Member m;
+  if (!o.unit_of.empty()) m.bucket.unit = o.unit_of.at(index);
   m.typical = p.tensor.numel();
   if (const auto found = layout.find(p.name); found != layout.end()) {
     const ParameterLayout& l = found->second;
@@ -64,8 +67,8 @@ std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Lay
   check(options.bucket_size >= 0, "ddp: bucket_size must be at least 0, got {}",
         options.bucket_size);
   std::map<GroupKey, std::int64_t> totals;
-  for (const NamedTensor& p : parameters) {
-    const Member m = member_of(p, layout, options);
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    const Member m = member_of(parameters, p, layout, options);
     totals[kind_of(m.bucket)] += m.typical;
   }
   std::vector<BucketLayout> done, open;
@@ -78,7 +81,7 @@ std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Lay
     typical.erase(typical.begin() + static_cast<std::ptrdiff_t>(i));
   };
   for (std::size_t p = parameters.size(); p-- > 0;) {
-    const Member m = member_of(parameters[p], layout, options);
+    const Member m = member_of(parameters, p, layout, options);
     const auto same = std::find_if(open.begin(), open.end(), [&](const BucketLayout& b) {
       return kind_of(b) == kind_of(m.bucket);
     });
@@ -92,6 +95,7 @@ std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Lay
     b.entries.push_back({p, begin, size});
     b.size = begin + size;
     typical[i] = round_up(typical[i], kStart) + m.typical;
+    if (!options.unit_of.empty()) continue;
     const std::int64_t enough = options.bucket_size > 0
                                     ? options.bucket_size
                                     : default_bucket_size(totals[kind_of(b)], ranks_of(b, options));

@@ -17,6 +17,7 @@ struct BucketEntry {
 struct BucketLayout {
   bool expert = false, tp_partial = false;
   bool codes = false;  ///< of weights that ranks hold as FP8 codes
+  int unit = 0;        ///< see BucketOptions::unit_of
   DType param_dtype = DType::f32, grad_dtype = DType::f32;
   std::int64_t size = 0;  ///< elements, including padding
   std::vector<BucketEntry> entries;
@@ -29,6 +30,9 @@ struct BucketOptions {
   int dense_parts = 1, expert_parts = 1;  ///< shards of a parameter of each kind
   std::int64_t slice_multiple = 1;        ///< a rank's slice is a multiple of this; a power of two
   std::vector<Tensor> as_codes = {};      ///< parameters whose buckets have `codes`
+  /// The unit of each parameter. If given, a bucket holds all of a unit that is of one kind and
+  /// dtype, and bucket_size is not used.
+  std::vector<int> unit_of = {};
 };
 
 /// Default number of elements that close a gradient bucket. `total` is the number of elements of

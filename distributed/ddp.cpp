@@ -7,6 +7,7 @@
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/core/profile.h"
+#include "weft/distributed/fsdp.h"
 #include "weft/nn/walk.h"
 
 namespace weft::distributed {
@@ -32,16 +33,18 @@ Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const 
           "ddp: all parameters must be on device {}, but {} is on {}",
           parameters_[0].tensor.device(), p.name, p.tensor.device());
   }
+  device_ = options.deferred ? options.deferred->device : parameters_[0].tensor.device();
   reached_.resize(parameters_.size());
   const Shape sums{kFirstReached + static_cast<std::int64_t>(parameters_.size())};
-  sums_ = Tensor::zeros(sums, DType::f64, parameters_[0].tensor.device());
+  sums_ = Tensor::zeros(sums, DType::f64, device_);
   own_sums_ = Tensor::zeros(sums, DType::f64, sums_.device());
   BucketOptions buckets;
   buckets.bucket_size = options.bucket_size;
   buckets.slice_multiple = options.slice_multiple;
   buckets.grad_dtype = options.grad_dtype;
-  buckets.dense_ranks = mesh.dp_cp().size();
-  buckets.expert_ranks = mesh.edp().size();
+  const int copies = options.shard ? mesh.degrees().dp_replicate : 1;
+  buckets.dense_ranks = mesh.dp_cp().size() / copies;
+  buckets.expert_ranks = mesh.edp().size() / copies;
   buckets.dense_parts = mesh.tp().size();
   buckets.expert_parts = mesh.tp_ep().size();
   if (options.shard && options.fp8_weights) {
@@ -50,12 +53,21 @@ Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const 
     fp8_layers_ = nn::fp8_layers(model);
     for (const nn::Fp8Layer& layer : fp8_layers_) buckets.as_codes.push_back(layer.weight);
   }
+  check(options.fsdp || !options.deferred, "ddp: deferred parameters need fsdp");
+  check(!options.fsdp || (options.shard && !options.fp8_weights),
+        "ddp: fsdp needs shard, and does not exist yet with fp8_weights");
+  if (options.fsdp) {
+    buckets.unit_of = fsdp_units(model, parameters_);
+    fsdp_ = std::make_unique<Fsdp>(buckets_, parameters_, options_);
+  }
   for (BucketLayout& b : plan_buckets(parameters_, layout_, buckets)) open(std::move(b));
-  works_.reserve(2 * buckets_.size());
+  options_.deferred.reset();
+  works_.reserve(3 * buckets_.size());
   mark_empty();
 }
 
 Ddp::~Ddp() {
+  fsdp_.reset();
   for (const NamedTensor& p : parameters_) p.tensor.set_main_grad({});
 }
 
@@ -64,21 +76,28 @@ void Ddp::open(BucketLayout layout) {
   b.layout = std::move(layout);
   const BucketLayout& l = b.layout;
   b.group = l.expert ? &mesh_.edp() : &mesh_.dp_cp();
-  if (l.tp_partial) b.then = l.expert ? &mesh_.etp() : &mesh_.tp();
+  b.replica = 0;
+  if (options_.shard && mesh_.degrees().dp_replicate > 1) {
+    b.group = &mesh_.group(l.expert ? "edp_shard" : "dp_shard_cp");
+    b.then.push_back(&mesh_.group(l.expert ? "edp_replicate" : "dp_replicate"));
+    b.replica = b.then[0]->rank();
+  }
+  if (l.tp_partial) b.then.push_back(l.expert ? &mesh_.etp() : &mesh_.tp());
   const int rank = b.group->rank(), ranks = b.group->size();
   const std::int64_t slice = l.size / ranks;
-  const Device device = parameters_[0].tensor.device();
+  if (options_.deferred) {
+    std::vector<Tensor> parameters;
+    for (const BucketEntry& e : l.entries) parameters.push_back(parameters_[e.parameter].tensor);
+    options_.deferred->make(parameters);
+  }
   const ProfileScope scope("buckets");
   {
     const CategoryScope category(Category::gradient);
-    b.grad = Tensor::zeros({l.size}, l.grad_dtype, device);
+    b.grad = Tensor::zeros({l.size}, l.grad_dtype, device_);
   }
   b.slice = view_of(b.grad, rank * slice, {slice});
   b.owned = owned_ranges(l, rank, ranks);
   if (options_.shard) take_parameters(b);
-  for (const OwnedRange& r : b.owned)
-    if (const std::int64_t n = std::min(r.size, counted(r.parameter) - r.in_parameter); n > 0)
-      b.counted.push_back(view_of(b.grad, r.in_bucket, {n}));
   for (const BucketEntry& e : l.entries) {
     const Tensor& p = parameters_[e.parameter].tensor;
     b.whole.push_back(view_of(b.grad, e.begin, p.shape()));
@@ -88,6 +107,12 @@ void Ddp::open(BucketLayout layout) {
     places_[p.impl()] = {e.parameter, buckets_.size(), false};
   }
   buckets_.push_back(std::move(b));
+  if (fsdp_) fsdp_->take();
+  Bucket& own = buckets_.back();
+  if (own.replica > 0) return;
+  for (const OwnedRange& r : own.owned)
+    if (const std::int64_t n = std::min(r.size, counted(r.parameter) - r.in_parameter); n > 0)
+      own.counted.push_back(view_of(own.slice, r.in_slice, {n}));
 }
 
 // Makes the model's tensors views of one flat buffer, of which each rank updates its slice.
@@ -118,6 +143,7 @@ std::int64_t Ddp::counted(std::size_t parameter) const {
 void Ddp::watch(Tape& tape) {
   check(!watching_, "ddp: finish() must be called before the next watch()");
   watching_ = true;
+  if (fsdp_) fsdp_->watch();
   for (Bucket& b : buckets_) b.missing = b.layout.entries.size();
   for (auto& [impl, place] : places_) place.came = false;
   tape.on_grad_ready([this](const Tensor& leaf) { gradient_came(leaf); });
@@ -128,7 +154,7 @@ void Ddp::gradient_came(const Tensor& leaf) {
   const auto found = places_.find(leaf.impl());
   if (found == places_.end() || std::exchange(found->second.came, true)) return;
   --buckets_[found->second.bucket].missing;
-  if (options_.overlap) launch_ready();
+  if (options_.overlap && !fsdp_) launch_ready();
 }
 
 void Ddp::launch_ready() {
@@ -150,7 +176,7 @@ void Ddp::backward_ended() {
                 "are sent after backward",
                 count, parameters_.size(), first));
   for (Bucket& b : buckets_) b.missing = 0;
-  if (options_.overlap) launch_ready();
+  if (options_.overlap && !fsdp_) launch_ready();
 }
 
 void Ddp::launch(Bucket& b) {
@@ -161,16 +187,36 @@ void Ddp::launch(Bucket& b) {
     works_.push_back(b.group->reduce_scatter(b.slice, b.grad));
   else
     works_.push_back(b.group->all_reduce(b.grad));
-  if (b.then) works_.push_back(b.then->all_reduce(options_.shard ? b.slice : b.grad));
+  for (ProcessGroup* const next : b.then)
+    works_.push_back(next->all_reduce(options_.shard ? b.slice : b.grad));
+}
+
+void Ddp::check_finite(const std::vector<Tensor>& gradients,
+                       const std::vector<std::size_t>& parameters) const {
+  if (gradients.empty()) return;
+  const Tensor sums = optim::sums_of_squares(gradients);
+  for (std::size_t i = 0; !sums.is_meta() && i < gradients.size(); ++i)
+    if (!std::isfinite(sums.select(0, static_cast<std::int64_t>(i)).item()))
+      throw Error(message("ddp: the gradient of {} is not finite on rank {}",
+                          parameters_[parameters[i]].name, mesh_.world().rank()),
+                  Fault::non_finite);
 }
 
 void Ddp::check_bucket(const Bucket& b) const {
-  const Tensor sums = optim::sums_of_squares(b.whole);
-  for (std::size_t i = 0; !sums.is_meta() && i < b.whole.size(); ++i)
-    if (!std::isfinite(sums.select(0, static_cast<std::int64_t>(i)).item()))
-      throw Error(message("ddp: the gradient of {} is not finite on rank {}",
-                          parameters_[b.layout.entries[i].parameter].name, mesh_.world().rank()),
-                  Fault::non_finite);
+  std::vector<std::size_t> parameters;
+  for (const BucketEntry& e : b.layout.entries) parameters.push_back(e.parameter);
+  check_finite(b.whole, parameters);
+}
+
+// The sums: gradients have no memory of their own any more.
+void Ddp::check_slice(const Bucket& b) const {
+  std::vector<Tensor> sums;
+  std::vector<std::size_t> parameters;
+  for (const OwnedRange& r : b.owned) {
+    sums.push_back(view_of(b.slice, r.in_slice, {r.size}));
+    parameters.push_back(r.parameter);
+  }
+  check_finite(sums, parameters);
 }
 
 void Ddp::measure(const Bucket& b) {
@@ -214,9 +260,7 @@ void Ddp::begin_sums() {
 }
 
 // If the host may not wait for sums_, the optimizer's kernels read the flags on the device.
-bool Ddp::is_on_many_gpus() const {
-  return mesh_.world().size() > 1 && parameters_[0].tensor.device().is_gpu();
-}
+bool Ddp::is_on_many_gpus() const { return mesh_.world().size() > 1 && device_.is_gpu(); }
 
 void Ddp::settle_reached() {
   const bool known = sums_.device().is_cpu();
@@ -230,20 +274,39 @@ void Ddp::settle_reached() {
 
 optim::GradClip Ddp::finish(double max_norm) {
   const NoGradGuard off;
+  if (fsdp_)
+    finish_units();
+  else
+    finish_buckets();
+  watching_ = false;
+  mesh_.world().all().at_once().all_reduce(sums_).wait();
+  settle_reached();
+  return optim::clip_from(sums_.narrow(0, 0, 1), max_norm);
+}
+
+void Ddp::finish_units() {
+  std::vector<double> now(reached_.size());
+  fsdp_->finish(now);
+  reached_changed_ |= now != reached_;
+  reached_ = now;
+  begin_sums();
+  for (const Bucket& b : buckets_) {
+    if (options_.check_finite) check_slice(b);
+    measure(b);
+  }
+}
+
+void Ddp::finish_buckets() {
   while (next_ < buckets_.size()) launch(buckets_[next_++]);
   begin_sums();
   auto work = works_.begin();
   for (const Bucket& b : buckets_) {
     (work++)->wait();
-    if (b.then) (work++)->wait();
+    for (std::size_t i = 0; i < b.then.size(); ++i) (work++)->wait();
     measure(b);  // while the next bucket is in flight
   }
   works_.clear();
   next_ = 0;
-  watching_ = false;
-  mesh_.world().all().at_once().all_reduce(sums_).wait();
-  settle_reached();
-  return optim::clip_from(sums_.narrow(0, 0, 1), max_norm);
 }
 
 void Ddp::zero_grad() {

@@ -1,5 +1,7 @@
 #pragma once
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -14,6 +16,8 @@
 
 namespace weft::distributed {
 
+class Fsdp;
+
 struct DdpOptions {
   std::int64_t bucket_size = 0;   ///< elements that close a bucket; 0: default_bucket_size()
   DType grad_dtype = DType::f32;  ///< gradient dtype, f32 or bf16; f64 for f64 parameters
@@ -25,6 +29,20 @@ struct DdpOptions {
   /// With `shard`: weights of FP8 products are held as FP8 codes by every rank and as bf16 by their
   /// owner alone; see Fp8Gather. The recipe has one scale for a tensor, from the tensor itself.
   std::optional<fp8::Recipe> fp8_weights = {};
+  /// With `shard`: gradients and parameters are sharded too, by units, see Fsdp; bucket_size is not
+  /// used. Call ParallelOptimizer::wait(part) from the model's before_use.
+  bool fsdp = false;
+  /// With `fsdp`: the parameters of so many units, in the order of the model, are freed after each
+  /// use; those of the rest stay until the update. Below 0: of all (ZeRO stage 3); 0: of none
+  /// (stage 2).
+  std::int64_t reshard_depth = -1;
+  /// With `fsdp`, for a model whose parameters are on the meta device: gives some of them memory on
+  /// `device` and values, one unit after another, so that no rank ever holds the whole model.
+  struct Deferred {
+    Device device;
+    std::function<void(const std::vector<Tensor>& parameters)> make;
+  };
+  std::optional<Deferred> deferred = {};
   bool check_finite = false;  ///< throw if a gradient is not finite, naming the parameter
   bool count_zeros = false;   ///< see zeros()
 };
@@ -108,11 +126,13 @@ class Ddp {
   /// A bucket on this rank.
   struct Bucket {
     BucketLayout layout;
-    ProcessGroup* group = nullptr;  ///< its gradients are summed over this group ...
-    ProcessGroup* then = nullptr;   ///< ... and then over this one, if not null
-    Tensor grad;                    ///< flat
-    Tensor slice;                   ///< this rank's slice of grad
-    /// With `shard`: the parameters, flat. Of codes, the slice has memory of its own.
+    ProcessGroup* group = nullptr;         ///< its gradients are summed over this group ...
+    std::vector<ProcessGroup*> then = {};  ///< ... and then over these
+    int replica = 0;  ///< with dp_replicate, which of the replicas of the slices this rank has
+    Tensor grad;      ///< flat
+    Tensor slice;     ///< this rank's slice of grad
+    /// With `shard`: the parameters, flat. Of codes and with `fsdp`, slices have memory of their
+    /// own.
     Tensor param, param_slice;
     std::vector<OwnedRange> owned;  ///< in the slice
     std::vector<Tensor> counted;    ///< owned gradients that no other rank counts
@@ -122,6 +142,8 @@ class Ddp {
   const std::vector<Bucket>& buckets() const { return buckets_; }
   /// With fp8_weights: the layers whose weights are held as codes.
   const std::vector<nn::Fp8Layer>& fp8_layers() const { return fp8_layers_; }
+  /// Null without `fsdp`.
+  Fsdp* fsdp() const { return fsdp_.get(); }
 
  private:
   void open(BucketLayout layout);
@@ -130,27 +152,34 @@ class Ddp {
   void backward_ended();
   void launch_ready();
   void launch(Bucket& b);
+  void check_finite(const std::vector<Tensor>& gradients,
+                    const std::vector<std::size_t>& parameters) const;
   void check_bucket(const Bucket& b) const;
+  void check_slice(const Bucket& b) const;
   void measure(const Bucket& b);
   void mark_empty();
   void note_reached(const Bucket& b);
   void clear_unreached(const Bucket& b);
+  void finish_units();
+  void finish_buckets();
   void begin_sums();
   void settle_reached();
   bool is_on_many_gpus() const;
 
   const DeviceMesh& mesh_;
   Layout layout_;
+  Device device_;
   DdpOptions options_;
   NamedTensors parameters_;
   std::vector<nn::Fp8Layer> fp8_layers_;
   std::vector<Bucket> buckets_;
+  std::unique_ptr<Fsdp> fsdp_;
   struct Place {
     std::size_t parameter, bucket;
     bool came;
   };
   std::unordered_map<const TensorImpl*, Place> places_;
-  std::vector<Work> works_;  ///< at most two per bucket
+  std::vector<Work> works_;  ///< at most three per bucket
   std::size_t next_ = 0;     ///< first bucket not yet sent
   bool watching_ = false;    ///< between watch() and finish()
   bool has_warned_ = false;

@@ -18,23 +18,34 @@ const std::vector<GroupAxes>& group_axes() {
   static const std::vector<GroupAxes> all = {
       {"tp", false, {"tp"}},
       {"cp", false, {"cp"}},
-      {"dp", false, {"dp"}},
+      {"dp", false, {"dp_shard", "dp_replicate"}},
       {"pp", false, {"pp"}},
-      {"dp_cp", false, {"dp", "cp"}},
+      {"dp_cp", false, {"dp_shard", "dp_replicate", "cp"}},
       {"tp_cp", false, {"tp", "cp"}},
-      {"tp_dp_cp", false, {"tp", "dp", "cp"}},
+      {"tp_dp_cp", false, {"tp", "dp_shard", "dp_replicate", "cp"}},
       {"mp", false, {"tp", "pp"}},
       {"etp", true, {"etp"}},
       {"ep", true, {"ep"}},
-      {"edp", true, {"edp"}},
+      {"edp", true, {"edp_shard", "edp_replicate"}},
       {"tp_ep", true, {"etp", "ep"}},
       {"tp_ep_pp", true, {"etp", "ep", "pp"}},
-      {"world", false, {"tp", "cp", "dp", "pp"}},
+      {"dp_shard", false, {"dp_shard"}},
+      {"dp_replicate", false, {"dp_replicate"}},
+      {"dp_shard_cp", false, {"dp_shard", "cp"}},
+      {"edp_shard", true, {"edp_shard"}},
+      {"edp_replicate", true, {"edp_replicate"}},
+      {"world", false, {"tp", "cp", "dp_shard", "dp_replicate", "pp"}},
   };
   return all;
 }
 
+// The names that torchtitan has for them.
+std::string_view without_alias(std::string_view name) {
+  return name == "fsdp" ? "dp_shard_cp" : name == "efsdp" ? "edp_shard" : name;
+}
+
 const GroupAxes& axes_of(std::string_view name) {
+  name = without_alias(name);
   std::string known;
   for (const GroupAxes& g : group_axes()) {
     if (g.name == name) return g;
@@ -45,13 +56,23 @@ const GroupAxes& axes_of(std::string_view name) {
 
 RankGrid grid(int world_size, const Degrees& d, bool expert) {
   if (expert)
-    return RankGrid({{"etp", d.etp}, {"ep", d.ep}, {"edp", d.edp(world_size)}, {"pp", d.pp}});
-  return RankGrid({{"tp", d.tp}, {"cp", d.cp}, {"dp", d.dp}, {"pp", d.pp}});
+    return RankGrid({{"etp", d.etp},
+                     {"ep", d.ep},
+                     {"edp_shard", d.edp(world_size) / d.dp_replicate},
+                     {"edp_replicate", d.dp_replicate},
+                     {"pp", d.pp}});
+  return RankGrid({{"tp", d.tp},
+                   {"cp", d.cp},
+                   {"dp_shard", d.dp / d.dp_replicate},
+                   {"dp_replicate", d.dp_replicate},
+                   {"pp", d.pp}});
 }
 
 void check_fits(bool ok, const char* rule, int world_size, const Degrees& d) {
-  check(ok, "mesh: {}; got world size {}, dp {}, tp {}, cp {}, pp {}, ep {}, etp {}", rule,
-        world_size, d.dp, d.tp, d.cp, d.pp, d.ep, d.etp);
+  const std::string copies =
+      d.dp_replicate == 1 ? "" : message(", dp_replicate {}", d.dp_replicate);
+  check(ok, "mesh: {}; got world size {}, dp {}, tp {}, cp {}, pp {}, ep {}, etp {}{}", rule,
+        world_size, d.dp, d.tp, d.cp, d.pp, d.ep, d.etp, copies);
 }
 
 }  // namespace
@@ -59,7 +80,8 @@ void check_fits(bool ok, const char* rule, int world_size, const Degrees& d) {
 Degrees settle(int world_size, Degrees d) {
   const auto fits = [&](bool ok, const char* rule) { check_fits(ok, rule, world_size, d); };
   fits(world_size >= 1, "the world must have at least one rank");
-  fits(d.dp >= -1 && d.tp >= 1 && d.cp >= 1 && d.pp >= 1 && d.ep >= 1 && d.etp >= 0,
+  fits(d.dp >= -1 && d.tp >= 1 && d.cp >= 1 && d.pp >= 1 && d.ep >= 1 && d.etp >= 0 &&
+           d.dp_replicate >= 1,
        "degrees must be at least 1 (dp 0: what is left over, etp 0: as tp)");
   if (d.etp == 0) d.etp = d.tp;
   // In double, because degrees come from the command line and their product may overflow.
@@ -73,6 +95,9 @@ Degrees settle(int world_size, Degrees d) {
   }
   fits(model * d.dp == world_size, "dp * tp * cp * pp must be the world size");
   fits(divides(experts), "etp * ep * pp must divide the world size");
+  fits(d.dp % d.dp_replicate == 0 && d.edp(world_size) % d.dp_replicate == 0,
+       "dp_replicate must divide dp and the data parallelism of experts, world size / (etp * ep * "
+       "pp)");
   return d;
 }
 
@@ -135,7 +160,7 @@ DeviceMesh::DeviceMesh(World& world, const Degrees& degrees)
 
 ProcessGroup& DeviceMesh::group(std::string_view name) const {
   if (name == "world") return world_.all();
-  const auto it = groups_.find(name);
+  const auto it = groups_.find(without_alias(name));
   if (it == groups_.end()) axes_of(name);  // throws an Error that lists the names
   return *it->second;
 }

@@ -9,9 +9,10 @@
 
 namespace weft::distributed {
 
-/// Number of ranks along each kind of parallelism. The dense grid has the axes tp, cp, dp, pp, and
-/// the expert grid etp, ep, edp, pp. Both number the same ranks, with the first axis varying
-/// fastest and pp slowest. So ep may extend over tp and dp, and edp is the number of ranks left.
+/// Number of ranks along each kind of parallelism. The dense grid has the axes tp, cp, dp_shard,
+/// dp_replicate, pp, and the expert grid etp, ep, edp_shard, edp_replicate, pp. Both number the
+/// same ranks, with the first axis varying fastest and pp slowest. So ep may extend over tp and dp,
+/// and edp is the number of ranks left.
 struct Degrees {
   int dp = 0;   ///< data; 0 or -1: the ranks that the other degrees leave
   int tp = 1;   ///< tensor
@@ -19,6 +20,9 @@ struct Degrees {
   int pp = 1;   ///< pipeline
   int ep = 1;   ///< experts
   int etp = 0;  ///< tensor, inside experts; 0: as tp
+  /// Replicas of what the ranks of dp shard; the axes dp_shard and edp_shard have the rest of dp
+  /// and of edp.
+  int dp_replicate = 1;
 
   /// Data parallelism of the experts: the ranks that etp, ep and pp leave.
   int edp(int world_size) const { return world_size / ((etp == 0 ? tp : etp) * ep * pp); }
@@ -56,11 +60,15 @@ RankLists rank_lists(int world_size, const Degrees& degrees, std::string_view na
 ///
 ///   tp cp dp pp         along one axis of the dense grid
 ///   dp_cp               sums the gradients of dense parameters
+///   dp_shard dp_replicate  the two axes of dp; dp_shard_cp: dp_shard and cp
 ///   tp_cp, tp_dp_cp     hold all parts of a sequence, of a batch
 ///   mp                  tp and pp: the shards of one model
 ///   etp ep edp          along one axis of the expert grid; edp sums the gradients of experts
+///   edp_shard edp_replicate  the two axes of edp
 ///   tp_ep, tp_ep_pp     etp and ep, and pp
 ///   world
+///
+/// fsdp and efsdp are other names of dp_shard_cp and edp_shard.
 ///
 /// Groups of one rank exist too; their collectives do nothing. Making a mesh communicates nothing:
 /// over NCCL the ranks of a name are connected at its first collective, which every rank of the

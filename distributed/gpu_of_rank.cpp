@@ -48,6 +48,19 @@ Device gpu_of_rank(World& world, bool alone) {
   return gpu_of_rank(world, alone, this_machine());
 }
 
+void check_one_machine(World& world, const RankLists& lists, const std::string& axis,
+                       const Machine& machine) {
+  const std::vector<std::int64_t> machines = from_all(world, machine.name);
+  const auto of = [&](int rank) { return machines[static_cast<std::size_t>(rank)]; };
+  for (const std::vector<int>& ranks : lists)
+    for (const int rank : ranks)
+      check(
+          of(rank) == of(ranks[0]),
+          "mesh: the {} ranks of {} that start with rank {} must be on one machine, and rank {} is "
+          "on another; start the ranks of a machine one after another, a multiple of {} on each",
+          ranks.size(), axis, ranks[0], rank, ranks.size());
+}
+
 Device gpu_of_rank(World& world, bool alone, const Machine& machine) {
   check(!machine.gpus.empty(), "gpu_of_rank: needs at least 1 GPU on {}, got none", machine.name);
   const std::vector<std::int64_t> machines = from_all(world, machine.name);

@@ -23,4 +23,10 @@ Device gpu_of_rank(World& world, bool alone);
 /// The same for another machine than this one. The machine has at least one GPU.
 Device gpu_of_rank(World& world, bool alone, const Machine& machine);
 
+/// Checks that the ranks of each list are on one machine. Every rank of the world calls it with the
+/// same lists, which have the name `axis`; the world must be able to move host tensors. Throws the
+/// same Error on every rank for the first list that is not.
+void check_one_machine(World& world, const RankLists& lists, const std::string& axis,
+                       const Machine& machine = this_machine());
+
 }  // namespace weft::distributed

@@ -172,6 +172,17 @@ SlicedTensors RangeOptimizer::slices(bool all) const {
   return out;
 }
 
+SlicedTensors RangeOptimizer::values(bool all) const {
+  SlicedTensors out;
+  for (std::size_t i = 0; i < ranges_.size(); ++i) {
+    const Range& r = ranges_[i];
+    if (r.begin == r.end || !(all || r.counted > 0)) continue;
+    const NamedTensor& p = inner_->parameters()[i];
+    out[p.name] = {p.tensor.detach().view({-1}), slice_of(*ddp_, r.parameter, r.begin, r.end)};
+  }
+  return out;
+}
+
 SlicedTensors RangeOptimizer::state() const { return slices(false); }
 
 // Rejects files that lack a state this rank needs, or hold a state of these parameters that this
@@ -278,6 +289,23 @@ SlicedTensors ChainedOptimizer::state() const {
 
 void ChainedOptimizer::load_state(const ShardFiles& files) {
   for (const auto& child : children_) child->load_state(files);
+}
+
+SlicedTensors ChainedOptimizer::parameter_slices() {
+  SlicedTensors out;
+  for (const auto& child : children_) out.merge(child->parameter_slices());
+  return out;
+}
+
+NamedTensors ChainedOptimizer::held_slices() const {
+  NamedTensors out;
+  for (const auto& child : children_)
+    for (const NamedTensor& p : child->held_slices()) out.push_back(p);
+  return out;
+}
+
+void ChainedOptimizer::load_parameters(const ShardFiles& files) {
+  for (const auto& child : children_) child->load_parameters(files);
 }
 
 Tensor ChainedOptimizer::counted_squares() const {

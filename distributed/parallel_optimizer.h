@@ -76,6 +76,15 @@ class ParallelOptimizer {
   /// when a state of a parameter is missing, on a state that this kind of optimizer does not have,
   /// on other shapes, and when a file cannot be read.
   virtual void load_state(const ShardFiles& files) = 0;
+  /// With DdpOptions::fsdp: the parameters that this rank writes to a checkpoint, as slices that
+  /// share memory with its own; else none.
+  virtual SlicedTensors parameter_slices() { return {}; }
+  /// With DdpOptions::fsdp: the slices that this rank updates, with their gradients; else none.
+  virtual NamedTensors held_slices() const { return {}; }
+  /// With DdpOptions::fsdp: reads this rank's slices of the parameters, and no more, from files of
+  /// any layout; else does nothing. All ranks call it together.
+  /// Throws Error as ShardFiles::read_into().
+  virtual void load_parameters(const ShardFiles&) {}
   /// The sum of squares of the parameter values that only this rank counts: one f64, or null for
   /// none.
   virtual Tensor counted_squares() const = 0;
@@ -127,6 +136,8 @@ class RangeOptimizer : public ParallelOptimizer {
   void add(std::size_t parameter, std::int64_t begin, const Tensor& values, bool first);
   /// Call it when all ranges are added.
   void make(const optim::AnyOptions& options);
+  /// The values of the ranges, of those alone that this rank writes or of all.
+  SlicedTensors values(bool all) const;
   std::unique_ptr<optim::Optimizer> inner_;
 
  private:
@@ -168,6 +179,9 @@ class ChainedOptimizer : public ParallelOptimizer {
   void release_values() override;
   SlicedTensors state() const override;
   void load_state(const ShardFiles& files) override;
+  SlicedTensors parameter_slices() override;
+  NamedTensors held_slices() const override;
+  void load_parameters(const ShardFiles& files) override;
   Tensor counted_squares() const override;
 
  private:

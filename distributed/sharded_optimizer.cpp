@@ -3,16 +3,13 @@
 #include <algorithm>
 
 #include "weft/core/error.h"
+#include "weft/distributed/fsdp.h"
 
 namespace weft::distributed {
 namespace {
 
-Tensor range_of(const Tensor& flat, const OwnedRange& r) {
-  return flat.alias({r.size}, {1}, r.in_bucket);
-}
-
-Tensor values_of(const Ddp::Bucket& b, const OwnedRange& r) {
-  return b.layout.codes ? b.param_slice.alias({r.size}, {1}, r.in_slice) : range_of(b.param, r);
+Tensor range_of(const Tensor& slice, const OwnedRange& r) {
+  return slice.alias({r.size}, {1}, r.in_slice);
 }
 
 }  // namespace
@@ -33,10 +30,10 @@ void ShardedOptimizer::take_slices(Members members) {
     for (const BucketEntry& e : b->layout.entries)
       portion_of_[ddp_->parameters()[e.parameter].tensor.impl()] = ends_.size();
     for (const OwnedRange& r : b->owned) {
-      const Tensor slice = values_of(*b, r);
+      const Tensor slice = range_of(b->param_slice, r);
       const MainGrad* const main = ddp_->parameters()[r.parameter].tensor.impl()->main_grad;
-      slice.set_main_grad(range_of(b->grad, r), Tensor::handle(main->reached));
-      add(r.parameter, r.in_parameter, slice, true);
+      slice.set_main_grad(range_of(b->slice, r), Tensor::handle(main->reached));
+      add(r.parameter, r.in_parameter, slice, b->replica == 0);
     }
     portions_.push_back(&*b);
     codes_.push_back(b->layout.codes ? std::make_unique<Fp8Gather>(*ddp_, *b) : nullptr);
@@ -55,6 +52,7 @@ ShardedOptimizer::~ShardedOptimizer() {
 
 optim::StepResult ShardedOptimizer::step(const optim::GradClip& clip) {
   release_values();  // the update makes them old
+  if (fsdp()) fsdp()->begin_update();
   forget_arrived();
   take_reached();
   const optim::StepResult result =
@@ -72,8 +70,27 @@ void ShardedOptimizer::take_reached() {
           ddp_->parameters()[r.parameter].tensor.main_grad_filled());
 }
 
+std::size_t ShardedOptimizer::bucket_of(std::size_t portion) const {
+  return static_cast<std::size_t>(portions_[portion] - ddp_->buckets().data());
+}
+
+SlicedTensors ShardedOptimizer::parameter_slices() {
+  if (!fsdp()) return {};
+  fsdp()->take_written();
+  return values(false);
+}
+
+void ShardedOptimizer::load_parameters(const ShardFiles& files) {
+  if (!fsdp()) return;
+  fsdp()->begin_update();
+  for (const auto& [name, slice] : values(true)) files.read_into(name, slice.slice, slice.values);
+  for (std::size_t portion = 0; portion < portions_.size(); ++portion)
+    fsdp()->updated(bucket_of(portion));
+}
+
 void ShardedOptimizer::restore_values() {
   wait();
+  if (fsdp()) fsdp()->restore();
   for (const auto& codes : codes_)
     if (codes) codes->restore();
 }
@@ -81,12 +98,14 @@ void ShardedOptimizer::restore_values() {
 // No wait: only restore_values(), which waits, gives the bf16 weights memory that is released here,
 // and the gathers of a step go on while the next forward pass begins.
 void ShardedOptimizer::release_values() {
+  if (fsdp()) fsdp()->release();
   for (const auto& codes : codes_)
     if (codes) codes->release();
 }
 
 void ShardedOptimizer::load_state(const ShardFiles& files) {
   forget_arrived();
+  if (fsdp()) fsdp()->begin_update();
   for (const auto& codes : codes_)
     if (codes) codes->take_written();
   RangeOptimizer::load_state(files);
@@ -104,12 +123,17 @@ void ShardedOptimizer::forget_arrived() {
 void ShardedOptimizer::gather(std::size_t portion) {
   if (codes_[portion]) return works_.push_back(codes_[portion]->gather());
   const Ddp::Bucket& b = *portions_[portion];
+  if (fsdp()) return fsdp()->updated(bucket_of(portion));
   works_.push_back(b.group->all_gather(b.param, b.param_slice));
 }
 
-void ShardedOptimizer::wait() { wait_for(works_.size()); }
+void ShardedOptimizer::wait() {
+  wait_for(works_.size());
+  if (fsdp()) fsdp()->wait();
+}
 
 void ShardedOptimizer::wait(const nn::Module& part) {
+  if (fsdp()) return fsdp()->use(part);
   if (arrived_ == works_.size()) return;
   const auto [known, fresh] = portions_of_.try_emplace(&part, 0);
   if (fresh) known->second = portions_of(part);

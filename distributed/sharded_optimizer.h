@@ -15,6 +15,8 @@ namespace weft::distributed {
 /// the next bucket and with the next forward pass. Bytes per parameter value with n ranks, AdamW
 /// and f32 gradients: f32 8 + 8 / n, bf16 and f16 6 + 12 / n, with remainders 6 + 10 / n.
 ///
+/// With DdpOptions::fsdp, gradients and parameters are sharded too; see Fsdp.
+///
 /// The parameters equal those of the unsharded optimizer bit by bit, except with f16 states: each
 /// slice has a scale of its own, so the states are rounded differently. Their files hold f32 and
 /// fit any layout.
@@ -54,10 +56,16 @@ class ShardedOptimizer : public RangeOptimizer {
   void wait(const nn::Module& part) override;
   bool is_sharded() const override { return true; }
   void store_as_masters(const std::vector<Tensor>&) override {}
+  SlicedTensors parameter_slices() override;
+  NamedTensors held_slices() const override {
+    return fsdp() ? inner_->parameters() : NamedTensors();
+  }
+  void load_parameters(const ShardFiles& files) override;
   void restore_values() override;
   void release_values() override;
 
  private:
+  Fsdp* fsdp() const { return ddp_->fsdp(); }
   void take_slices(Members members);
   void take_reached();
   std::size_t portions_of(const nn::Module& part) const;
@@ -65,6 +73,7 @@ class ShardedOptimizer : public RangeOptimizer {
   /// Waits, and resets the count of arrived portions.
   void forget_arrived();
   void gather(std::size_t portion);
+  std::size_t bucket_of(std::size_t portion) const;
 
   /// The update runs in portions, one bucket each. The last bucket comes first, because the forward
   /// pass starts with it.

@@ -87,14 +87,15 @@ Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context,
                   const std::function<void(const Module&)>& before_use) {
   OffloadLayers offload(std::ssize(blocks));
   for (const Block& block : blocks) {
-    if (before_use) before_use(block);
     if (has(block.recompute, Recompute::full) && !context.cache) {
       const TensorList in{x.residual, x.delta};
       const Tensor aux = x.aux;
       x = {};
+      const auto* const use = before_use ? &before_use : nullptr;
       // The region returns only this block's aux; the running sum stays outside.
       TensorList out = detail::recompute_layer(
-          context, in, [&block](const TensorList& s, const TokenContext& here) {
+          context, in, [&block, use](const TensorList& s, const TokenContext& here) {
+            if (use) (*use)(block);
             Stream y = block(Stream{s[0], s[1], {}}, here);
             TensorList results{y.residual, y.delta};
             if (y.aux.defined()) results.push_back(y.aux);
@@ -103,6 +104,7 @@ Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context,
       x = {std::move(out[0]), std::move(out[1]), aux};
       if (out.size() > 2) x.aux = aux.defined() ? add(aux, out[2]) : std::move(out[2]);
     } else {
+      if (before_use) before_use(block);
       x = block(x, context);
     }
     offload.end_layer();

@@ -56,9 +56,10 @@ struct Block : Module {
   std::string describe() const override { return "Block"; }
 };
 
-/// Runs x through `blocks`; calls `before_use`, if not null, before each. The first block's entry
-/// in a cache is context.layer. Of a block that recomputes in full, only the input is kept for
-/// backward; with a cache, which has no backward, blocks recompute nothing.
+/// Runs x through `blocks`; calls `before_use`, if not null, before each run of one, also when
+/// backward runs it again, which it must outlive. The first block's entry in a cache is
+/// context.layer. Of a block that recomputes in full, only the input is kept for backward; with a
+/// cache, which has no backward, blocks recompute nothing.
 Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context,
                   const std::function<void(const Module&)>& before_use = {});
 

@@ -69,10 +69,8 @@ TokenContext Gpt::context_of(const Tensor& ids, const Packing& packing, KvCache*
 // `ids` follow the tokens in the cache; their positions are shifted by `ahead`.
 Tensor Gpt::embed_tokens(const Tensor& ids, const TokenContext& context, std::int64_t ahead) const {
   const ProfileScope scope("embed");
-  about_to_use(embed);
-  if (positions) about_to_use(*positions);
-  const Tensor x =
-      nn::embed_tokens(embed, positions ? &*positions : nullptr, ids, context, config.seq, ahead);
+  const Tensor x = nn::embed_tokens(embed, positions ? &*positions : nullptr, ids, context,
+                                    config.seq, ahead, shard_of(*this).before_use);
   return drop(shard && shard->enter ? shard->enter(x) : x, context.part);
 }
 
@@ -81,9 +79,13 @@ Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const 
   Stream x =
       run_blocks(blocks, {embed_tokens(ids, context), {}, {}}, context, shard_of(*this).before_use);
   about_to_use(norm);
+  Trunk out;
+  {
+    const ProfileScope scope("norm");
+    out = {norm(x.delta, x.residual).y, std::move(x.aux)};
+  }
   about_to_use(head);
-  const ProfileScope scope("norm");
-  return {norm(x.delta, x.residual).y, std::move(x.aux)};
+  return out;
 }
 
 Trunk Gpt::trunk(const Tensor& ids, const Packing& packing) const {
@@ -102,14 +104,19 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
   check(depth >= 1 && depth <= config.mtp.depths, "gpt: depth must be in [1, {}], got {}",
         config.mtp.depths, depth);
   const MtpDepth& layer = mtp[config.mtp.repeated ? 0 : static_cast<std::size_t>(depth - 1)];
-  about_to_use(layer);
   const ProfileScope scope("mtp");
   const TokenContext context = context_of(later, packing, cache);
   Tensor e = embed_tokens(later, context, depth);
   if (config.mtp.detached) e = e.detach();
-  Trunk y = has(layer.block.recompute, Recompute::full) && !cache ? layer.recomputed(e, h, context)
-                                                                  : layer(e, h, context);
+  Trunk y;
+  if (has(layer.block.recompute, Recompute::full) && !cache) {
+    y = layer.recomputed(e, h, context, shard_of(*this).before_use);
+  } else {
+    about_to_use(layer);
+    y = layer(e, h, context);
+  }
   if (cache) cache->advance(later.dim(1));
+  about_to_use(head);
   return y;
 }
 

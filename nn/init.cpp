@@ -45,9 +45,12 @@ void Init::fill(const Tensor& t, const RandomKey& key) const {
   }
 }
 
-void init(Module& model, std::uint64_t seed, const ShardSpecs& parts) {
+void init(Module& model, std::uint64_t seed, const ShardSpecs& parts, const TensorFilter& only) {
   assign_names(model);
+  bool tables = !only;
   detail::for_each_distinct_tensor(model, [&](const std::string& name, const Slot& slot) {
+    if (only && !only(*slot.tensor, slot.is_buffer)) return;
+    tables = tables || slot.is_derived;
     if (slot.is_buffer) return;
     RandomKey key{seed, stream_of(name), 0};
     const auto part = parts.find(name);
@@ -61,20 +64,22 @@ void init(Module& model, std::uint64_t seed, const ShardSpecs& parts) {
       slot.init.fill(slot.tensor->detach().alias({count}, {1}, own), of_run);
     });
   });
-  detail::for_each_module(model, [](const std::string&, Module& m) { m.fill_tables(); });
+  if (tables)
+    detail::for_each_module(model, [](const std::string&, Module& m) { m.fill_tables(); });
 }
 
-void materialise(Module& model, Device device, std::uint64_t seed, const ShardSpecs& parts) {
+void materialise(Module& model, Device device, std::uint64_t seed, const ShardSpecs& parts,
+                 const TensorFilter& only) {
   detail::for_each_distinct_tensor(model, [&](const std::string& name, const Slot& slot) {
     const Tensor& t = *slot.tensor;
-    if (!t.is_meta()) return;
+    if (!t.is_meta() || (only && !only(t, slot.is_buffer))) return;
     const ProfileScope scope(name.c_str());
     const CategoryScope category(slot.is_buffer ? Category::other : Category::parameter);
     const Tensor fresh = Tensor::empty(t.shape(), t.dtype(), device);
     if (slot.is_buffer) fresh.zero_();
     detail::replace_storage(t, fresh);
   });
-  init(model, seed, parts);
+  init(model, seed, parts, only);
 }
 
 }  // namespace weft::nn

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 
 #include "weft/core/philox.h"
 #include "weft/core/tensor.h"
@@ -42,12 +43,17 @@ struct Init {
 /// values depend neither on the order of construction nor on sharding. Also names the modules
 /// (assign_names). A parameter in `parts` gets the values of its range of the whole tensor.
 /// Throws Error if a parameter's shape differs from its part's.
-void init(Module& model, std::uint64_t seed, const ShardSpecs& parts = {});
+/// `only`, if not null, chooses the tensors; tables are filled where one of them is chosen.
+using TensorFilter = std::function<bool(const Tensor& tensor, bool is_buffer)>;
+void init(Module& model, std::uint64_t seed, const ShardSpecs& parts = {},
+          const TensorFilter& only = {});
 
 /// Allocates a model that was built on the meta device on `device`, and initializes it like init().
 ///   DeviceScope on_meta(kMeta);
 ///   Gpt model(config);
 ///   materialise(model, kCpu, seed);
-void materialise(Module& model, Device device, std::uint64_t seed, const ShardSpecs& parts = {});
+/// `only`, as for init(), leaves the other tensors on the meta device.
+void materialise(Module& model, Device device, std::uint64_t seed, const ShardSpecs& parts = {},
+                 const TensorFilter& only = {});
 
 }  // namespace weft::nn

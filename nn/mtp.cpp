@@ -30,10 +30,12 @@ Trunk MtpDepth::operator()(const Tensor& embedded, const Tensor& h,
   return {norm(x.delta, x.residual).y, x.aux};
 }
 
-Trunk MtpDepth::recomputed(const Tensor& embedded, const Tensor& h,
-                           const TokenContext& context) const {
+Trunk MtpDepth::recomputed(const Tensor& embedded, const Tensor& h, const TokenContext& context,
+                           const std::function<void(const Module&)>& before_use) const {
   TensorList out = detail::recompute_layer(context, {embedded, h},
-                                           [this](const TensorList& s, const TokenContext& here) {
+                                           [this, use = before_use ? &before_use : nullptr](
+                                               const TensorList& s, const TokenContext& here) {
+                                             if (use) (*use)(*this);
                                              Trunk y = (*this)(s[0], s[1], here);
                                              TensorList results{y.hidden};
                                              if (y.aux.defined()) results.push_back(y.aux);

@@ -27,8 +27,10 @@ struct MtpDepth : Module {
   explicit MtpDepth(Block block);
   /// embedded and h (B, T, C) -> (B, T, C). Place i keeps its position at every depth.
   Trunk operator()(const Tensor& embedded, const Tensor& h, const TokenContext& context = {}) const;
-  /// The same pass; only its inputs are kept for backward.
-  Trunk recomputed(const Tensor& embedded, const Tensor& h, const TokenContext& context) const;
+  /// The same pass; only its inputs are kept for backward. `before_use`, if not null, is called
+  /// before each run of the pass, and must outlive backward.
+  Trunk recomputed(const Tensor& embedded, const Tensor& h, const TokenContext& context,
+                   const std::function<void(const Module&)>& before_use = {}) const;
   void visit(Visitor& v) override;
   std::string describe() const override { return "MtpDepth"; }
 };

@@ -69,7 +69,9 @@ struct Shard {
   /// bias, and each computes the full gradient of that bias.
   int bias_ranks = 1;
 
-  /// Called for a module right before forward reads its parameters, which may be in transit.
+  /// Called for a module right before its parameters are read, which may be in transit or
+  /// elsewhere, by forward or by a second pass that backward runs. They are there until the next
+  /// call.
   std::function<void(const Module& part)> before_use;
 
   /// Bits of shard_members().

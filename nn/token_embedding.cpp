@@ -10,7 +10,8 @@
 namespace weft::nn {
 
 Tensor embed_tokens(const Embedding& embed, const Embedding* positions, const Tensor& ids,
-                    const TokenContext& context, std::int64_t seq, std::int64_t ahead) {
+                    const TokenContext& context, std::int64_t seq, std::int64_t ahead,
+                    const std::function<void(const Module&)>& before_use) {
   check(ids.ndim() == 2, "gpt: ids must have shape (batch, tokens), got {}", ids.shape());
   const Packing& packing = context.packing;
   const std::int64_t tokens = ids.dim(1), first = context.cache ? context.cache->length() : 0;
@@ -18,8 +19,10 @@ Tensor embed_tokens(const Embedding& embed, const Embedding* positions, const Te
     packing.check_row(ids);
   else
     check(first + tokens <= seq, "gpt: at most seq {} tokens, got {}", seq, first + tokens);
+  if (before_use) before_use(embed);
   const Tensor x = embed(ids);
   if (!positions) return x;
+  if (before_use) before_use(*positions);
   if (packing) {
     const Tensor& at = packing.positions;
     // Past the end of a sequence nothing is predicted, so any position will do.

@@ -25,7 +25,7 @@ inline constexpr RunKind kRunKinds[] = {{"dense", false},
 
 struct RunLayout {
   std::int64_t ranks = 0, tp = 1, ep = 1;
-  bool zero = false;
+  bool zero = false, fsdp = false;
 };
 
 struct SmallRun {
@@ -66,6 +66,7 @@ struct SmallRun {
     options.parallel.sp = layout.tp > 1;
     options.parallel.ep = layout.ep;
     options.parallel.zero = layout.zero;
+    options.parallel.fsdp = layout.fsdp;
   }
   int train(std::int64_t steps, bool resume = false) {
     const Silence silence;

@@ -158,8 +158,8 @@ ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks, double
   const bool transposed = planned_device(o).is_gpu() && o.machine.fp8_recipe != Fp8Recipe::block &&
                           o.machine.fp8_backward == fp8::BackwardOverride::none;
   bytes.weight += fp8_share * (transposed ? 2 : 1);
-  if (o.machine.fp8_weights && o.parallel.zero)
-    bytes.weight += fp8_share * 2 / static_cast<double>(data_ranks);
+  const auto shares = static_cast<double>(data_ranks / o.parallel.dp_replicate);
+  if (o.machine.fp8_weights && o.parallel.zero) bytes.weight += fp8_share * 2 / shares;
   const OptimizerOptions& opt = o.optimizer;
   if (opt.kind == optim::Kind::adamw)
     bytes.optimizer = width(opt.state_dtype) + width(opt.second_moment_dtype());
@@ -169,7 +169,11 @@ ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks, double
     bytes.optimizer += opt.master_weights == optim::MasterWeights::f32         ? 4
                        : opt.master_weights == optim::MasterWeights::remainder ? 2
                                                                                : 0;
-  if (o.parallel.zero) bytes.optimizer /= static_cast<double>(data_ranks);
+  if (o.parallel.zero || o.parallel.fsdp) bytes.optimizer /= shares;
+  if (o.parallel.fsdp) {
+    bytes.weight /= shares;
+    bytes.gradient /= shares;
+  }
   return bytes;
 }
 

@@ -48,7 +48,8 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
                        int rank);
 
 /// Bytes per parameter by closed forms: the weight with its FP8 codes, its gradient, and the
-/// optimizer's share, which --zero divides by the ranks that have the same parameters.
+/// optimizer's share, which --zero divides by the ranks that have the same parameters; --fsdp
+/// divides all of them, and two units of gathered weights and of gradients come on top.
 struct ParameterBytes {
   double weight = 0, gradient = 0, optimizer = 0;
   double total() const { return weight + gradient + optimizer; }

@@ -46,6 +46,7 @@ void check_fp8_weights(const Options& o) {
   weft::check(o.optimizer.master_weights == optim::MasterWeights::f32,
               "--fp8-weights: needs --master-weights f32, got {}",
               word_of(optim::kMasterWeightsWords, o.optimizer.master_weights));
+  weft::check(!o.parallel.fsdp, "--fp8-weights: does not exist yet with --fsdp; use --zero");
   weft::check(!o.parallel.zero || o.machine.recipe()->scaling == fp8::Scaling::current,
               "--fp8-weights: with --zero needs --fp8-recipe current or current-pow2, got {}",
               word_of(kFp8RecipeWords, o.machine.fp8_recipe));

@@ -177,13 +177,14 @@ struct ParallelOptions {
   std::int64_t ranks = 0;
   Backend backend = Backend::automatic;
   std::int64_t rank = 0, dp = 0, tp = 1;
-  bool sp = false;
+  bool tp_across_machines = false, sp = false;
   distributed::Overlap tp_overlap = distributed::Overlap::none;
   std::int64_t ep = 1, etp = 0;
   distributed::Dispatcher dispatcher = distributed::Dispatcher::all_to_all;
   bool delay_weight_gradients = false;
   nn::TokenForm ep_dtype = nn::TokenForm::model;
-  bool zero = false;
+  bool zero = false, fsdp = false;
+  std::int64_t reshard_depth = -1, dp_replicate = 1;
   std::int64_t bucket_size = 0;
   double timeout = 600;
 
@@ -203,6 +204,9 @@ struct ParallelOptions {
       count.shown_first());
     v("tp", tp, "ranks that share each layer's heads and hidden units",
       between(1, kMostRanks).shown_first());
+    v("tp-across-machines", tp_across_machines,
+      "ranks of --tp may be on several machines, whose link is slower than one machine's",
+      any().needs(tp > 1, message("tp of at least 2, got {}", tp)));
     v("sp", sp, "with --tp: these ranks share the tokens between such layers",
       any().needs(tp > 1, message("tp of at least 2, got {}", tp)));
     v("tp-overlap", tp_overlap, distributed::kOverlapWords,
@@ -221,6 +225,17 @@ struct ParallelOptions {
       "what tokens are sent to experts in: the model's dtype, or fp8, half of bf16's bytes; one "
       "rank rounds them too");
     v("zero", zero, "each rank of --dp keeps a part of the optimizer's state", any().shown_first());
+    v("fsdp", fsdp,
+      "each rank of --dp keeps a part of weights, gradients and optimizer state; weights are "
+      "gathered a block at a time",
+      any().shown_first());
+    v("reshard-depth", reshard_depth,
+      "with --fsdp: so many parts of the model, the embedding and blocks in order, free their "
+      "gathered weights after each use, the others after a step; below 0: all; 0: none",
+      any().needs(fsdp, "fsdp"));
+    v("dp-replicate", dp_replicate,
+      "groups of ranks of --dp that each hold all of what --zero or --fsdp cuts",
+      between(1, kMostRanks).needs(zero || fsdp, "fsdp or zero"));
     v("bucket-size", bucket_size,
       "gradients that leave together while backward runs; 0: an eighth of them all, within bounds",
       at_least(0));

@@ -23,6 +23,14 @@ using distributed::Degrees;
 using distributed::World;
 using distributed::WorldOptions;
 
+// True if ranks are processes of a launcher.
+bool as_launched(const Options& options) {
+  const bool may =
+      options.parallel.backend == Backend::automatic || options.parallel.backend == Backend::nccl;
+  return options.parallel.backend == Backend::mpi || options.parallel.backend == Backend::tcp ||
+         (may && distributed::is_launched());
+}
+
 // A rank started with other flags would call other collectives or train another model.
 void check_same_options(World& world, const Options& o) {
   const auto own = static_cast<std::int64_t>(stream_of(config_of(o)));
@@ -107,7 +115,8 @@ Degrees degrees_of(const Options& o) {
   return {.dp = static_cast<int>(o.parallel.dp),
           .tp = static_cast<int>(o.parallel.tp),
           .ep = static_cast<int>(o.parallel.ep),
-          .etp = static_cast<int>(o.parallel.etp)};
+          .etp = static_cast<int>(o.parallel.etp),
+          .dp_replicate = static_cast<int>(o.parallel.dp_replicate)};
 }
 
 int ranks_of(const Options& o) {
@@ -131,6 +140,10 @@ Ranks::Ranks(World& world, World& host, Device device, const Options& options)
   check(micro == 0 || rows_ % micro == 0,
         "--micro-batch: must divide the {} rows of a rank (--batch {} / dp {}), got {}", rows_,
         options.batch, data_ranks(), micro);
+  if (!imagined_ && as_launched(options) && options.parallel.tp > 1 &&
+      !options.parallel.tp_across_machines)
+    distributed::check_one_machine(
+        host, distributed::rank_lists(world.size(), mesh_.degrees(), "tp"), "--tp");
 }
 
 Ranks::Ranks(std::unique_ptr<World> own, const Options& options)
@@ -166,14 +179,6 @@ std::int64_t Ranks::of_first(std::int64_t own) const {
 }
 
 namespace {
-
-// True if ranks are processes of a launcher.
-bool as_launched(const Options& options) {
-  const bool may =
-      options.parallel.backend == Backend::automatic || options.parallel.backend == Backend::nccl;
-  return options.parallel.backend == Backend::mpi || options.parallel.backend == Backend::tcp ||
-         (may && distributed::is_launched());
-}
 
 std::unique_ptr<World> launched_world(Backend backend, const WorldOptions& options) {
   if (backend == Backend::mpi) return distributed::mpi_world(options);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
@@ -45,8 +46,11 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
   optimizer_ = distributed::make_optimizer(
       task_.model, ranks.mesh(), layout_, options.optimizer.any_options(options.machine.seed),
       {.bucket_size = options.parallel.bucket_size,
-       .shard = options.parallel.zero,
+       .shard = options.parallel.zero || options.parallel.fsdp,
        .fp8_weights = options.machine.fp8_weights ? fp8_recipe_ : std::nullopt,
+       .fsdp = options.parallel.fsdp,
+       .reshard_depth = options.parallel.reshard_depth,
+       .deferred = deferred(),
        .count_zeros = options.run.norms});
   if (options.machine.fp8_weights) optimizer_->store_as_masters(nn::fp8_weights(task_.model));
   const bool shards = optimizer_->is_sharded();
@@ -95,11 +99,26 @@ void TrainStep::place_model() {
     check(ranks_.data_ranks() == ranks_.size(),
           "train: this model cannot be cut over ranks; use --dp {} alone", ranks_.size());
   if (fp8_recipe_) nn::check_fp8(task_.model);
-  if (has_values)
-    task_.model.to(device_);
-  else
-    nn::materialise(task_.model, device_, static_cast<std::uint64_t>(options_.machine.seed),
-                    distributed::shard_specs(layout_));
+  if (has_values) return task_.model.to(device_);
+  nn::TensorFilter only;
+  if (makes_by_unit()) only = [](const Tensor&, bool is_buffer) { return is_buffer; };
+  nn::materialise(task_.model, device_, static_cast<std::uint64_t>(options_.machine.seed),
+                  distributed::shard_specs(layout_), only);
+}
+
+// Whether the optimizer gives the parameters memory, a unit at a time.
+bool TrainStep::makes_by_unit() const { return options_.parallel.fsdp && ranks_.size() > 1; }
+
+std::optional<distributed::DdpOptions::Deferred> TrainStep::deferred() {
+  if (!makes_by_unit() || !task_.model.parameters()[0].is_meta()) return {};
+  return distributed::DdpOptions::Deferred{
+      device_, [this](const std::vector<Tensor>& parameters) {
+        std::set<const TensorImpl*> chosen;
+        for (const Tensor& p : parameters) chosen.insert(p.impl());
+        nn::materialise(task_.model, device_, static_cast<std::uint64_t>(options_.machine.seed),
+                        distributed::shard_specs(layout_),
+                        [&](const Tensor& t, bool) { return chosen.contains(t.impl()); });
+      }};
 }
 
 void TrainStep::add_up(Metrics& sums) const {
@@ -342,8 +361,11 @@ std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
 
 TrainStep::NonFinite TrainStep::first_non_finite() const {
   optimizer_->wait();  // on a GPU the updated slices of other ranks may still be on their way
-  optimizer_->restore_values();
-  const auto parameters = task_.model.named_parameters();
+  NamedTensors parameters = optimizer_->held_slices();
+  if (!holds_slices()) {
+    optimizer_->restore_values();
+    parameters = task_.model.named_parameters();
+  }
   for (const auto& p : parameters)
     if (!all_finite(p.tensor)) return {message("parameter {}", p.name), true};
   for (const auto& p : parameters)
@@ -351,27 +373,57 @@ TrainStep::NonFinite TrainStep::first_non_finite() const {
   return {};
 }
 
-distributed::SlicedTensors TrainStep::model_slices() {
-  optimizer_->wait();
-  optimizer_->restore_values();
-  return distributed::model_slices(task_.model.state_dict(), ranks_.mesh(), layout_);
+// Some ranks may have no slice.
+bool TrainStep::holds_slices() const { return optimizer_->ddp() && optimizer_->ddp()->fsdp(); }
+
+// What of the state the optimizer does not hold in slices.
+StateDict TrainStep::unsliced_state() const {
+  StateDict state = task_.model.state_dict();
+  if (holds_slices())
+    for (const NamedTensor& p : optimizer_->ddp()->parameters()) state.erase(p.name);
+  return state;
 }
 
-void TrainStep::load_weights(const distributed::ShardFiles& model) {
-  optimizer_->restore_values();
-  // A file of weights may come from a run without delayed scales, or from one with them.
-  const StateDict own = task_.model.state_dict();
-  StateDict given = distributed::read_model(own, layout_, model);
-  std::erase_if(given, [](const auto& entry) { return nn::is_fp8_state(entry.first); });
-  for (const auto& [name, tensor] : own)
-    if (nn::is_fp8_state(name)) given[name] = tensor;
-  task_.model.load_state_dict(given);
+distributed::SlicedTensors TrainStep::model_slices() {
+  optimizer_->wait();
+  distributed::SlicedTensors slices = optimizer_->parameter_slices();
+  if (!holds_slices()) optimizer_->restore_values();
+  slices.merge(distributed::model_slices(unsliced_state(), ranks_.mesh(), layout_));
+  return slices;
 }
+
+// Each rank reads its slices of what it holds in slices, and loads the rest.
+void TrainStep::load_model(const distributed::ShardFiles& model, bool with_fp8_state) {
+  const StateDict all = task_.model.state_dict(), own = unsliced_state();
+  const bool sliced = holds_slices();
+  if (!sliced) optimizer_->restore_values();
+  StateDict given = distributed::read_model(own, layout_, model);
+  if (!with_fp8_state) {
+    std::erase_if(given, [](const auto& entry) { return nn::is_fp8_state(entry.first); });
+    for (const auto& [name, tensor] : own)
+      if (nn::is_fp8_state(name)) given[name] = tensor;
+  }
+  if (!sliced) {
+    task_.model.load_state_dict(given);
+    return;
+  }
+  std::erase_if(given, [&](const auto& entry) {
+    return all.contains(entry.first) && !own.contains(entry.first);
+  });
+  const nn::LoadReport report = task_.model.load_state_dict(given, false);
+  check(report.unexpected.empty(), "load_state_dict: {} is not part of the model",
+        report.unexpected.empty() ? std::string() : report.unexpected[0]);
+  for (const std::string& name : report.missing)
+    check(!own.contains(name), "load_state_dict: {} is missing", name);
+  optimizer_->load_parameters(model);
+}
+
+// A file of weights may come from a run without delayed scales, or from one with them.
+void TrainStep::load_weights(const distributed::ShardFiles& model) { load_model(model, false); }
 
 void TrainStep::load(const distributed::ShardFiles& model,
                      const distributed::ShardFiles& optimizer) {
-  optimizer_->restore_values();
-  task_.model.load_state_dict(distributed::read_model(task_.model.state_dict(), layout_, model));
+  load_model(model, true);
   optimizer_->load_state(optimizer);
 }
 

@@ -92,6 +92,11 @@ class TrainStep {
   };
 
   void place_model();
+  bool makes_by_unit() const;
+  std::optional<distributed::DdpOptions::Deferred> deferred();
+  bool holds_slices() const;
+  StateDict unsliced_state() const;
+  void load_model(const distributed::ShardFiles& model, bool with_fp8_state);
   /// The rows on the model's device; on a GPU always in the same memory, which a graph reads.
   data::Batch load_rows(const data::Batch& rows);
   /// Forward, backward, optimizer and routers' biases. The CPU skips the last two if a number is

@@ -44,7 +44,6 @@ constexpr Reserved kReservedFlags[] = {
     {"--trace", "writing a trace"},
     {"--pp", "pipeline parallelism"},
     {"--cp", "context parallelism"},
-    {"--fsdp", "sharded parameters"},
 };
 void apply_preset(const std::string& name, GptOptions& o) {
   for (const Preset& p : kPresets) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "weft/distributed/device_mesh.h"
+#include "weft/distributed/gpu_of_rank.h"
 #include "weft/tests/support.h"
 
 namespace weft::distributed::device_mesh_test {
@@ -100,6 +101,23 @@ TEST_CASE("mesh: expert data parallelism is the rest of the world before and aft
   CHECK(settle(8, {.tp = 2, .ep = 2}).edp(8) == 2);
 }
 
+TEST_CASE("mesh: dp and edp have an axis of shards and one of replicas") {
+  // torchtitan's lists for the same degrees.
+  const Degrees d{.tp = 2, .ep = 4, .etp = 1, .dp_replicate = 2};
+  CHECK(settle(8, d).dp == 4);
+  CHECK(rank_lists(8, d, "dp_replicate") == kApart4);
+  CHECK(rank_lists(8, d, "dp_shard") == kApart2);
+  CHECK(rank_lists(8, d, "fsdp") == kApart2);
+  CHECK(rank_lists(8, d, "dp") == Lists{{0, 2, 4, 6}, {1, 3, 5, 7}});
+  CHECK(rank_lists(8, d, "ep") == kFours);
+  CHECK(rank_lists(8, d, "edp_replicate") == kApart4);
+  CHECK(rank_lists(8, d, "efsdp") == singletons(8));
+  CHECK(
+      test::error_of([] { settle(8, {.dp_replicate = 3}); }) ==
+      "mesh: dp_replicate must divide dp and the data parallelism of experts, world size / (etp * "
+      "ep * pp); got world size 8, dp 8, tp 1, cp 1, pp 1, ep 1, etp 1, dp_replicate 3");
+}
+
 TEST_CASE("mesh: a grid with two axes of data parallelism") {
   const RankGrid dense({{"tp", 2}, {"shard", 2}, {"replicate", 2}});
   CHECK(dense.groups({"replicate"}) == kApart4);
@@ -134,6 +152,26 @@ TEST_CASE("mesh: every kind of group contains every rank once") {
           const RankGrid experts({{"etp", 1}, {"ep", ep}, {"edp", edp}, {"pp", pp}});
           CHECK(experts.groups({"pp"}) == rank_lists(world, d, "pp"));
         }
+}
+
+TEST_CASE("mesh: the ranks of tp must be on one machine") {
+  const RankLists tp = rank_lists(4, {.tp = 2}, "tp");
+  const auto text = [&](std::vector<std::string> machines) {
+    std::vector<std::string> texts(4);
+    run_ranks(4, [&](World& w) {
+      const auto me = static_cast<std::size_t>(w.rank());
+      texts[me] = test::error_of([&] { check_one_machine(w, tp, "--tp", {machines[me], {}}); });
+    });
+    for (const std::string& t : texts) CHECK(t == texts[0]);
+    return texts[0];
+  };
+  CHECK(text({"a", "a", "b", "b"}) == "no error");
+  CHECK(text({"a", "b", "a", "b"}) ==
+        "mesh: the 2 ranks of --tp that start with rank 0 must be on one machine, and rank 1 is on "
+        "another; start the ranks of a machine one after another, a multiple of 2 on each");
+  CHECK(
+      text({"a", "a", "a", "b"})
+          .starts_with("mesh: the 2 ranks of --tp that start with rank 2 must be on one machine"));
 }
 
 TEST_CASE("mesh: incompatible degrees are refused with all numbers") {
@@ -215,7 +253,7 @@ TEST_CASE("mesh: groups have the right ranks and communicate") {
     CHECK(sum_over(mesh.edp()) == w.rank());
     CHECK(test::error_of([&] { mesh.group("ddp"); }) ==
           "mesh: a group must be one of tp cp dp pp dp_cp tp_cp tp_dp_cp mp etp ep edp tp_ep "
-          "tp_ep_pp world, got ddp");
+          "tp_ep_pp dp_shard dp_replicate dp_shard_cp edp_shard edp_replicate world, got ddp");
   });
 }
 

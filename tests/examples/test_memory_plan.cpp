@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <mutex>
 
 #include "weft/core/memory_trace.h"
@@ -241,7 +242,7 @@ struct Layout {
   const char* what;
   GptOptions (*base)();
   std::int64_t tp, ep;
-  bool sp, zero, delays = false, fp8_weights = false;
+  bool sp, zero, delays = false, fp8_weights = false, fsdp = false;
 };
 constexpr Layout kLayouts[] = {
     {"dp", small, 1, 1, false, false},
@@ -256,7 +257,10 @@ constexpr Layout kLayouts[] = {
     {"fp8 weights, zero", fp8, 1, 1, false, true, false, true},
     {"fp8 weights, tp + sp", fp8, 2, 1, true, false, false, true},
     {"experts, ep", experts, 1, 2, false, true},
-    {"experts, ep, delayed gradients", experts, 1, 2, false, true, true}};
+    {"experts, ep, delayed gradients", experts, 1, 2, false, true, true},
+    {"fsdp", small, 1, 1, false, false, false, false, true},
+    {"bf16, fsdp", bf16, 1, 1, false, false, false, false, true},
+    {"experts, ep, fsdp", experts, 1, 2, false, false, false, false, true}};
 
 }  // namespace
 
@@ -270,6 +274,7 @@ TEST_CASE("memory plan: equals a real step of two ranks, by category") {
       o.parallel.ep = l.ep;
       o.parallel.sp = l.sp;
       o.parallel.zero = l.zero;
+      o.parallel.fsdp = l.fsdp;
       o.parallel.delay_weight_gradients = l.delays;
       o.machine.fp8_weights = l.fp8_weights;
       const LiveBytes real = real_peak(o, train::Ranks(w, o));
@@ -529,6 +534,55 @@ TEST_CASE("memory plan: sizes of memory") {
   for (const char* bad : {"", "GiB", "-1GB", "24 GiB", "24gb", "nan", "1e30TB"})
     CHECK(test::error_of([&] { parse_bytes("--fit", bad); }) ==
           message("--fit: must be a size such as 24GiB or 80GB, got '{}'", bad));
+}
+
+namespace {
+
+struct UnitBytes {
+  std::int64_t slices = 0, two_units = 0;  ///< of weights; of two neighbours, the largest
+};
+
+// By the buckets of the model: every rank's slices, and whole units.
+UnitBytes unit_bytes(const GptOptions& o, int ranks) {
+  const nn::DeviceScope on_meta(kMeta);
+  nn::Gpt model(o.gpt());
+  const auto world = distributed::fake_world(0, ranks);
+  const distributed::DeviceMesh mesh(*world);
+  const distributed::Ddp ddp(model, mesh, {}, {.shard = true, .fsdp = true});
+  UnitBytes out;
+  std::map<int, std::int64_t> units;
+  for (const auto& b : ddp.buckets()) {
+    out.slices += size_class_bytes(b.layout.size / ranks * 4);
+    units[b.layout.unit] += size_class_bytes(b.layout.size * 4);
+  }
+  for (auto u = units.begin(); std::next(u) != units.end(); ++u)
+    out.two_units = std::max(out.two_units, u->second + std::next(u)->second);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("memory plan: with --fsdp a rank holds its slices and two units of weights") {
+  GptOptions o = small();
+  o.model.layers = 4;
+  o.model.tie = false;
+  o.batch = 8;
+  o.parallel.fsdp = true;
+  for (const int ranks : {2, 4, 8}) {
+    std::mutex mutex;
+    test::distributed_test({ranks}, [&](World& w) {
+      GptOptions own = o;
+      own.parallel.ranks = ranks;
+      const LiveBytes real = real_peak(own, train::Ranks(w, own));
+      const MemoryPlan plan = planned(own, w.rank());
+      const std::lock_guard lock(mutex);
+      compare(message("rank {} of {}", w.rank(), ranks), plan.peak, real);
+      std::int64_t most = 0;
+      for (const LiveBytes& live : plan.course) most = std::max(most, live.by_category[kParameter]);
+      const UnitBytes want = unit_bytes(own, ranks);
+      CHECK(most == want.slices + want.two_units);
+    });
+  }
 }
 
 }  // namespace weft::examples::memory_plan_test

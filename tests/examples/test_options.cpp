@@ -107,18 +107,19 @@ TEST_CASE("options: config.toml contains every setting") {
   }
   CHECK(names.size() > 90);
   // These settings are invalid on their own.
-  CHECK(
-      joined(refused) ==
-      "capacity delay-weight-gradients dense-layers device dispatcher drop ep ep-dtype expert-bias "
-      "force-balance "
-      "fp8-backward fp8-history fp8-recipe fp8-weights global-aux-coeff graph "
-      "jitter "
-      "latent loss-scale-steps master-weights mtp-detach mtp-repeat offload "
-      "offload-folder offload-fraction "
-      "offload-least pre-softmax rank recompute-every recompute-layers router-scaling "
-      "seq-aux-coeff "
-      "shared-gate sinkhorn sp "
-      "tp-overlap z-loss ");
+  CHECK(joined(refused) ==
+        "capacity delay-weight-gradients dense-layers device dispatcher dp-replicate drop ep "
+        "ep-dtype expert-bias "
+        "force-balance "
+        "fp8-backward fp8-history fp8-recipe fp8-weights global-aux-coeff graph "
+        "jitter "
+        "latent loss-scale-steps master-weights mtp-detach mtp-repeat offload "
+        "offload-folder offload-fraction "
+        "offload-least pre-softmax rank recompute-every recompute-layers reshard-depth "
+        "router-scaling "
+        "seq-aux-coeff "
+        "shared-gate sinkhorn sp "
+        "tp-across-machines tp-overlap z-loss ");
 }
 
 TEST_CASE("options: a checkpoint contains every setting that changes the model") {
