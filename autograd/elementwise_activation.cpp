@@ -6,7 +6,7 @@
 #include "weft/autograd/activate_rows.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/elementwise_common.h"
-#include "weft/autograd/fp8_row_amax.h"
+#include "weft/autograd/fp8_rows.h"
 
 namespace weft {
 
@@ -89,10 +89,10 @@ Tensor gelu(const Tensor& x, Gelu form) {
   check_floating("gelu", x);
   const bool erf = form == Gelu::erf, recorded = recording(x);
   Tensor y;
-  const Tensor amax = x.is_contiguous() ? fp8::row_amax_for(x, recorded) : Tensor();
-  if (amax.defined()) {
+  const RoundedRows rounded = x.is_contiguous() ? fp8::rows_for(x, recorded) : RoundedRows();
+  if (rounded.wanted()) {
     y = empty_like(x);
-    activate_rows(x, erf ? ScaledKind::gelu_erf : ScaledKind::gelu_tanh, y, amax);
+    activate_rows(x, erf ? ScaledKind::gelu_erf : ScaledKind::gelu_tanh, y, rounded);
   } else {
     y = run_unary(x, erf ? UnaryOp::gelu_erf : UnaryOp::gelu_tanh);
   }
@@ -103,7 +103,7 @@ Tensor gelu(const Tensor& x, Gelu form) {
              : Tape::current() ? mul(g.dy(), gelu_tanh_slope(saved))
                                : fused(saved, g.dy(), BinaryOp::gelu_tanh_bwd));
   });
-  fp8::remember_row_amax(y, amax);
+  fp8::remember_rows(y, rounded);
   return y;
 }
 

@@ -96,6 +96,14 @@ Quantized quantize_tiles(const Tensor& x, const RowGroups& groups, DType to, con
   return q;
 }
 
+Tensor transposed_codes(const Tensor& codes, const RowGroups& groups) {
+  Tensor columns = Tensor::empty({codes.dim(1), codes.dim(0)}, codes.dtype(), codes.device());
+  const Tensor none;
+  if (codes.numel() > 0)
+    dispatch<cpu::quantize, cuda::quantize>(codes, groups, none, none, columns);
+  return columns;
+}
+
 Tensor dequantize(const Quantized& q, const RowGroups& groups, DType dtype) {
   Tensor out = Tensor::empty(q.rows.shape(), dtype, q.rows.device());
   if (out.numel() > 0)
@@ -118,6 +126,16 @@ Tensor rounded_rows(const Tensor& x) {
   return y;
 }
 
+void take_scale(const Delayed& state, Operand operand, const Tensor& scale, const Tensor& inverse) {
+  const Fp8Delayed now{.history = state.history, .scale = state.scale};
+  dispatch<cpu::fp8_take, cuda::fp8_take>(now, static_cast<std::int64_t>(operand), scale, inverse);
+}
+
+void count_amax(const Delayed& state, Operand operand, const Tensor& amax) {
+  find_amax(amax.alias({amax.numel(), 1}, {1, 1}, 0), {.each = amax.numel()}, true, {},
+            slot_of(state, operand));
+}
+
 Quantized quantize_delayed(const Tensor& x, const RowGroups& groups, DType to, const Delayed& state,
                            Operand operand, bool counts, const Copies& copies,
                            const Tensor& row_amax) {
@@ -125,9 +143,7 @@ Quantized quantize_delayed(const Tensor& x, const RowGroups& groups, DType to, c
   Quantized q{.rows = {}, .columns = {}, .inverse = f32(1, x.device())};
   const Tensor scale = f32(1, x.device());
   if (counts) find_amax(x, groups, true, row_amax, slot_of(state, operand));
-  const Fp8Delayed now{.history = state.history, .scale = state.scale};
-  dispatch<cpu::fp8_take, cuda::fp8_take>(now, static_cast<std::int64_t>(operand), scale,
-                                          q.inverse);
+  take_scale(state, operand, scale, q.inverse);
   round(q, x, groups, to, scale, copies);
   return q;
 }
@@ -147,27 +163,25 @@ bool WeightCache::holds(const Tensor& weight, std::uint64_t settings, bool colum
          (!columns || copy_.columns.defined());
 }
 
-void WeightCache::give(const Tensor& weight, const Quantized& codes) {
+void WeightCache::give(const Tensor& weight, const Given& given) {
   const std::lock_guard lock(mutex_);
   clear();
-  copy_ = codes;
+  copy_ = given.codes;
+  amax_ = given.amax;
   keep(weight, 0);
   given_ = true;
 }
 
-const Quantized* WeightCache::given(const Tensor& weight, bool columns, const RowGroups& groups) {
+std::optional<WeightCache::Given> WeightCache::given(const Tensor& weight, bool columns,
+                                                     const RowGroups& groups) {
   const std::lock_guard lock(mutex_);
   if (!given_ || weight_.storage() != weight.storage() || weight_.offset() != weight.offset())
-    return nullptr;
-  if (!columns || copy_.columns.defined()) return &copy_;
-  const NoGradGuard quiet;
-  const CategoryScope category(Category::parameter);
-  const Tensor& rows = copy_.rows;
-  const std::int64_t r = groups.each, c = rows.dim(1);
-  copy_.columns = Tensor::empty({c, rows.dim(0)}, rows.dtype(), rows.device());
-  for (std::int64_t g = 0; g < groups.count; ++g)
-    copy_.columns.alias({c, r}, {r, 1}, g * r * c).copy_(rows.alias({c, r}, {1, c}, g * r * c));
-  return &copy_;
+    return std::nullopt;
+  if (columns && !copy_.columns.defined()) {
+    const CategoryScope category(Category::parameter);
+    copy_.columns = transposed_codes(copy_.rows, groups);
+  }
+  return Given{copy_, amax_};
 }
 
 void WeightCache::keep(const Tensor& weight, std::uint64_t settings) {

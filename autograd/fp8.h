@@ -106,6 +106,8 @@ Quantized quantize(const Tensor& x, const RowGroups& groups, DType to, const Fp8
 /// The same in blocks with a scale each; makes no transposed copy.
 Quantized quantize_tiles(const Tensor& x, const RowGroups& groups, DType to, const Fp8Tile& tile,
                          const Fp8Scaling& how);
+/// The transposed copy of codes (R, C), group by group.
+Tensor transposed_codes(const Tensor& codes, const RowGroups& groups);
 /// The numbers that q stands for, as `dtype`: f32 or bf16.
 Tensor dequantize(const Quantized& q, const RowGroups& groups, DType dtype);
 
@@ -135,6 +137,10 @@ struct Delayed {
   bool defined() const { return history.defined(); }
 };
 enum class Operand : std::uint8_t { x, weight, gradient };
+/// Writes the scale that an operand has in this step, and its inverse: (1) f32 each.
+void take_scale(const Delayed& state, Operand operand, const Tensor& scale, const Tensor& inverse);
+/// The largest of these magnitudes (n) f32 enters the history of this step.
+void count_amax(const Delayed& state, Operand operand, const Tensor& amax);
 /// x rounded with the scale of the steps before; its largest magnitude enters the history of this
 /// step if `counts`.
 Quantized quantize_delayed(const Tensor& x, const RowGroups& groups, DType to, const Delayed& state,
@@ -159,6 +165,7 @@ class WeightCache {
     weight_ = std::exchange(other.weight_, {});
     version_ = other.version_;
     settings_ = other.settings_;
+    amax_ = std::exchange(other.amax_, {});
     given_ = std::exchange(other.given_, false);
     return *this;
   }
@@ -177,15 +184,20 @@ class WeightCache {
   }
   /// Codes that other code keeps up to date while the weight has no memory: they replace those
   /// that get() would make, and the next give() or clear() replaces them.
-  void give(const Tensor& weight, const Quantized& codes);
-  /// These codes, or null. `columns`: with the transposed copy, `groups` those of its rows.
-  const Quantized* given(const Tensor& weight, bool columns, const RowGroups& groups);
+  struct Given {
+    Quantized codes;
+    Tensor amax = {};  ///< (1) f32, which enters the history of delayed scales when they are used
+  };
+  void give(const Tensor& weight, const Given& given);
+  /// These codes. `columns`: with the transposed copy, `groups` those of its rows.
+  std::optional<Given> given(const Tensor& weight, bool columns, const RowGroups& groups);
   bool is_given() const { return given_; }
   /// The copy that it holds, or null.
   const Quantized* held() const { return weight_.defined() ? &copy_ : nullptr; }
   void clear() {
     copy_ = {};
     weight_ = {};
+    amax_ = {};
     given_ = false;
   }
 
@@ -197,6 +209,7 @@ class WeightCache {
   Tensor weight_;  // keeps the storage alive, so that its address stays its own
   std::uint32_t version_ = 0;
   std::uint64_t settings_ = 0;
+  Tensor amax_;
   bool given_ = false;
 };
 

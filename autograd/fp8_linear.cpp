@@ -2,7 +2,7 @@
 
 #include "weft/autograd/discard.h"
 #include "weft/autograd/fp8_kept.h"
-#include "weft/autograd/fp8_row_amax.h"
+#include "weft/autograd/fp8_rows.h"
 #include "weft/autograd/linear_common.h"
 #include "weft/autograd/operand.h"
 #include "weft/core/error.h"
@@ -145,7 +145,7 @@ Tensor run(const char* op, const Products& p, const Tensor& x_given, const Tenso
     weight = contiguous(weight_given);
     qw = fp8::round_weight(p, weight, recorded, transposes, state);
     qx = fp8::round_x(p, x, recorded, {.rows = true, .columns = transposes && keeps}, {},
-                      fp8::row_amax_of(x_given));
+                      fp8::take_rows(x_given, p.recipe, p.delayed));
     fp8::multiply(p, GroupedProduct::forward, qx, qw, bias, as_matrix(y));
   }
   if (!recorded) return y;

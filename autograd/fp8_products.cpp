@@ -12,7 +12,7 @@
 namespace weft::fp8 {
 namespace {
 
-constexpr std::int64_t kBlock = 128;
+constexpr std::int64_t kBlock = kFp8Block;
 
 // Any two settings that give other copies of a weight have other numbers.
 std::uint64_t settings_of(const Products& p, bool counts) {
@@ -28,18 +28,33 @@ std::uint64_t settings_of(const Products& p, bool counts) {
   return all;
 }
 
+// Codes that the op before has written.
+Quantized rounded_already(const Products& p, const RoundedRows& known, const RowGroups& groups,
+                          Operand operand, const Fp8Tile& tile, bool counts, const Copies& copies) {
+  Quantized q{.rows = known.codes, .columns = {}, .inverse = known.inverse};
+  if (p.recipe.scaling == Scaling::block) {
+    q.tile = tile;
+    return q;
+  }
+  if (counts) count_amax(p.delayed, operand, known.amax);
+  if (copies.columns) q.columns = transposed_codes(known.codes, groups);
+  return q;
+}
+
 Quantized round(const Products& p, const Tensor& t, const RowGroups& groups, DType to,
                 Operand operand, const Fp8Tile& tile, bool counts, const Copies& copies,
-                const ReduceAmax& reduce, const Tensor& row_amax = {}) {
+                const ReduceAmax& reduce, const RoundedRows& known = {}) {
+  if (known.codes.defined())
+    return rounded_already(p, known, groups, operand, tile, counts, copies);
   switch (p.recipe.scaling) {
     case Scaling::block:
       return quantize_tiles(t, groups, to, tile, p.recipe.numbers());
     case Scaling::delayed:
-      return quantize_delayed(t, groups, to, p.delayed, operand, counts, copies, row_amax);
+      return quantize_delayed(t, groups, to, p.delayed, operand, counts, copies, known.amax);
     case Scaling::current:
       break;
   }
-  return quantize(t, groups, to, p.recipe.numbers(), copies, reduce, row_amax);
+  return quantize(t, groups, to, p.recipe.numbers(), copies, reduce, known.amax);
 }
 
 }  // namespace
@@ -62,9 +77,9 @@ void check_products(const char* op, const Products& p, Device device) {
 }
 
 Quantized round_x(const Products& p, const Tensor& x, bool counts, const Copies& copies,
-                  const ReduceAmax& reduce, const Tensor& row_amax) {
+                  const ReduceAmax& reduce, const RoundedRows& known) {
   return round(p, x, p.row_groups(), kForward, Operand::x, {1, kBlock}, counts, copies, reduce,
-               row_amax);
+               known);
 }
 
 Quantized round_along_rows(const Products& p, const Tensor& t, DType to) {
@@ -81,8 +96,10 @@ Quantized round_weight(const Products& p, const Tensor& weight, bool counts, boo
                  {.rows = true, .columns = columns}, {});
   };
   if (!state) return make();
-  if (const Quantized* const codes = state->weight.given(weight, columns, p.weight_groups()))
-    return *codes;
+  if (const auto given = state->weight.given(weight, columns, p.weight_groups())) {
+    if (counts && given->amax.defined()) count_amax(p.delayed, Operand::weight, given->amax);
+    return given->codes;
+  }
   return state->weight.get(weight, settings_of(p, counts), columns, make);
 }
 

@@ -2,6 +2,7 @@
 // What every op with FP8 products needs: rounding an operand as a recipe says, and multiplying.
 #include "weft/autograd/fp8.h"
 #include "weft/core/kernels/fp8_product.h"
+#include "weft/core/kernels/rounded_rows.h"
 
 namespace weft::fp8 {
 
@@ -27,9 +28,10 @@ struct Products {
 /// and delayed scales have a state.
 void check_products(const char* op, const Products& p, Device device);
 
-/// x (R, I), for forward. `row_amax`: the largest magnitudes of its rows, if known.
+/// x (R, I), for forward. `known`: what the op that made x has found for this product, from
+/// take_rows().
 Quantized round_x(const Products& p, const Tensor& x, bool counts, const Copies& copies = {},
-                  const ReduceAmax& reduce = {}, const Tensor& row_amax = {});
+                  const ReduceAmax& reduce = {}, const RoundedRows& known = {});
 /// x or dy (R, C) in blocks along the rows, for weight_grad with block scales.
 Quantized round_along_rows(const Products& p, const Tensor& t, DType to);
 /// w (E O, I). Comes from the state's cache where that holds it.

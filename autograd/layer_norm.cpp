@@ -1,6 +1,6 @@
 #include "weft/autograd/layer_norm.h"
 
-#include "weft/autograd/fp8_row_amax.h"
+#include "weft/autograd/fp8_rows.h"
 #include "weft/autograd/norm_checks.h"
 #include "weft/autograd/parameter_gradient.h"
 #include "weft/autograd/tape.h"
@@ -62,10 +62,10 @@ LayerNormResidual run(const char* op, const Tensor& input, const Tensor& stream,
   Tensor y = empty_like(x), sum = residual.defined() ? empty_like(x) : Tensor();
   const Tensor mean = detail::row_statistic(x), rstd = empty_like(mean);
   const bool recorded = recording(x, residual, w, shift);
-  const Tensor amax = fp8::row_amax_for(y, recorded);
+  const RoundedRows rounded = fp8::rows_for(y, recorded);
   dispatch<cpu::layer_norm_fwd, cuda::layer_norm_fwd>(
       NormFwdIn{.x = x, .residual = residual, .weight = w, .bias = shift, .eps = eps},
-      NormFwdOut{.sum = sum, .y = y, .mean = mean, .rstd = rstd, .amax = amax});
+      NormFwdOut{.sum = sum, .y = y, .mean = mean, .rstd = rstd, .rounded = rounded});
   if (recorded) {
     const bool has_bias = shift.defined();
     if (residual.defined())
@@ -80,7 +80,7 @@ LayerNormResidual run(const char* op, const Tensor& input, const Tensor& stream,
                     sr = save(rstd, "rstd"), has_bias](Backward& b) {
                      backward(b, sx.get(), sw.get(), has_bias, sm.get(), sr.get(), Tensor());
                    });
-    fp8::remember_row_amax(y, amax);
+    fp8::remember_rows(y, rounded);
   }
   return {y, sum};
 }

@@ -1,6 +1,6 @@
 #include "weft/autograd/rms_norm.h"
 
-#include "weft/autograd/fp8_row_amax.h"
+#include "weft/autograd/fp8_rows.h"
 #include "weft/autograd/norm_checks.h"
 #include "weft/autograd/parameter_gradient.h"
 #include "weft/autograd/tape.h"
@@ -57,10 +57,10 @@ RmsNormResidual run(const char* op, const Tensor& input, const Tensor& stream, c
   const Tensor rstd = detail::row_statistic(x);
   const Tensor none;
   const bool recorded = recording(x, residual, w);
-  const Tensor amax = fp8::row_amax_for(y, recorded);
+  const RoundedRows rounded = fp8::rows_for(y, recorded);
   dispatch<cpu::rms_norm_fwd, cuda::rms_norm_fwd>(
       NormFwdIn{.x = x, .residual = residual, .weight = w, .bias = none, .eps = eps},
-      NormFwdOut{.sum = sum, .y = y, .mean = none, .rstd = rstd, .amax = amax});
+      NormFwdOut{.sum = sum, .y = y, .mean = none, .rstd = rstd, .rounded = rounded});
   if (recorded) {
     if (residual.defined())
       Tape::record(op, {&x, &residual, &w}, {&y, &sum},
@@ -71,7 +71,7 @@ RmsNormResidual run(const char* op, const Tensor& input, const Tensor& stream, c
                    [sx = save(x), sw = save(w, "weight"), sr = save(rstd, "rstd")](Backward& b) {
                      backward(b, sx.get(), sw.get(), sr.get(), Tensor());
                    });
-    fp8::remember_row_amax(y, amax);
+    fp8::remember_rows(y, rounded);
   }
   return {y, sum};
 }

@@ -1,6 +1,6 @@
 #include "weft/autograd/scaled_activation.h"
 
-#include "weft/autograd/fp8_row_amax.h"
+#include "weft/autograd/fp8_rows.h"
 #include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
@@ -28,8 +28,8 @@ Tensor scaled(const char* op, const Tensor& given, const Tensor& given_scale, Sc
   const Tensor h = contiguous(given), scale = contiguous(given_scale);
   Tensor y = Tensor::empty({h.dim(0), packed ? h.dim(1) / 2 : h.dim(1)}, h.dtype(), h.device());
   const bool recorded = recording(h, scale);
-  const Tensor amax = fp8::row_amax_for(y, recorded);
-  dispatch<cpu::scaled_activation_fwd, cuda::scaled_activation_fwd>(h, scale, kind, y, amax);
+  const RoundedRows rounded = fp8::rows_for(y, recorded);
+  dispatch<cpu::scaled_activation_fwd, cuda::scaled_activation_fwd>(h, scale, kind, y, rounded);
   if (!recorded) return y;
   Tape::record(op, {&h, &scale}, {&y},
                [sh = save(h, "h"), ss = save(scale, "scale"), kind](Backward& b) {
@@ -40,7 +40,7 @@ Tensor scaled(const char* op, const Tensor& given, const Tensor& given_scale, Sc
                  b.add(0, std::move(dh));
                  b.add(1, std::move(dscale));
                });
-  fp8::remember_row_amax(y, amax);
+  fp8::remember_rows(y, rounded);
   return y;
 }
 

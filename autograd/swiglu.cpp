@@ -1,7 +1,7 @@
 #include "weft/autograd/swiglu.h"
 
 #include "weft/autograd/activate_rows.h"
-#include "weft/autograd/fp8_row_amax.h"
+#include "weft/autograd/fp8_rows.h"
 #include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
@@ -47,9 +47,9 @@ Tensor swiglu(const Tensor& packed) {
   half[half.size() - 1] /= 2;
   Tensor y = Tensor::empty(half, x.dtype(), x.device());
   const bool recorded = recording(x);
-  const Tensor amax = fp8::row_amax_for(y, recorded);
-  if (amax.defined())
-    detail::activate_rows(x, ScaledKind::swiglu, y, amax);
+  const RoundedRows rounded = fp8::rows_for(y, recorded);
+  if (rounded.wanted())
+    detail::activate_rows(x, ScaledKind::swiglu, y, rounded);
   else
     dispatch<cpu::swiglu_fwd, cuda::swiglu_fwd>(x, Tensor(), y);
   if (!recorded) return y;
@@ -60,7 +60,7 @@ Tensor swiglu(const Tensor& packed) {
                                                 Tensor());
     b.add(0, std::move(dx));
   });
-  fp8::remember_row_amax(y, amax);
+  fp8::remember_rows(y, rounded);
   return y;
 }
 

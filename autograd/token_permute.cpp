@@ -1,6 +1,6 @@
 #include "weft/autograd/token_permute.h"
 
-#include "weft/autograd/fp8_row_amax.h"
+#include "weft/autograd/fp8_rows.h"
 #include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
@@ -40,8 +40,6 @@ void check_rows(const char* op, const char* label, const Tensor& x, int axes, st
 
 Tensor combine(const Tensor& y, const Tensor& row_of, const Tensor& slot_of);
 
-Tensor column_of(const Tensor& t) { return t.alias({t.dim(0), 1}, {1, 1}, 0); }
-
 // row_of may have another k than in the sort: probabilities are T * k tokens with one slot each.
 // `counts` is saved only for its memory: on the CPU the matrix products save it as `rows`, and the
 // meta device must count the same bytes.
@@ -54,12 +52,9 @@ Tensor permute(const Tensor& x, const Tensor& row_of, const Tensor& slot_of,
       "permute_tokens", {&x}, {&y},
       [r = save(row_of, "row_of"), s = save(slot_of, "slot_of"), kept = save(counts, "counts")](
           Backward& b) { b.add(0, combine(b.dy(), r.get(), s.get())); });
-  if (const Tensor known = fp8::row_amax_of(x); known.defined()) {
-    const Tensor amax = Tensor::empty({y.dim(0)}, known.dtype(), known.device());
-    dispatch<cpu::permute_tokens, cuda::permute_tokens>(column_of(known), slot_of, row_of.dim(1),
-                                                        column_of(amax));
-    fp8::remember_row_amax(y, amax);
-  }
+  fp8::move_rows(x, y, [&](const Tensor& from, const Tensor& to) {
+    dispatch<cpu::permute_tokens, cuda::permute_tokens>(from, slot_of, row_of.dim(1), to);
+  });
   return y;
 }
 

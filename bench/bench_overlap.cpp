@@ -3,15 +3,19 @@
 // of it delayed weight gradients hide.
 #include <array>
 #include <cmath>
+#include <cstdio>
+#include <string>
 #include <vector>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/linear.h"
 #include "weft/autograd/tape.h"
 #include "weft/bench/harness.h"
+#include "weft/core/error.h"
 #include "weft/core/random.h"
 #include "weft/distributed/comm_ops.h"
 #include "weft/distributed/device_mesh.h"
+#include "weft/distributed/fp8_overlap.h"
 #include "weft/distributed/overlap.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/distributed/world.h"
@@ -45,9 +49,22 @@ Layers layers_of(const World& w) {
   return l;
 }
 
+/// The layers in FP8: gathered rows are a byte a number, sums f32 as without.
+Tensor fp8_layers(const Layers& l, ProcessGroup& g, Overlap form) {
+  const fp8::Recipe recipe;
+  const fp8::LayerState up, down;
+  const Tensor h = distributed::fp8_gather_linear(l.x, l.up, {}, recipe, &up, g, {form});
+  return distributed::fp8_linear_scatter(h, l.down, recipe, &down, g, form);
+}
+
 /// A column-parallel and a row-parallel layer, forward and backward.
-void pass(const Layers& l, ProcessGroup& g, Overlap form) {
+void pass(const Layers& l, ProcessGroup& g, Overlap form, bool fp8) {
   Tape tape;
+  if (fp8) {
+    const Tensor y = fp8_layers(l, g, form);
+    tape.gradients(y, {l.x, l.up, l.down}, y.detach());
+    return;
+  }
   const bool plain = form == Overlap::none;
   const Tensor h = plain ? linear(distributed::gather_rows(l.x, g), l.up)
                          : distributed::gather_linear(l.x, l.up, {}, g);
@@ -63,7 +80,7 @@ struct Cost {
 using Costs = std::array<Cost, 3>;  // of none, ring, pipeline
 
 /// The variants alternate, so that pass i of one is close in time to pass i of the others.
-Costs costs(int ranks, double bytes_per_s) {
+Costs costs(int ranks, double bytes_per_s, bool fp8) {
   const Overlap forms[] = {Overlap::none, Overlap::ring, Overlap::pipeline};
   Costs all;
   distributed::WorldOptions options;
@@ -76,7 +93,7 @@ Costs costs(int ranks, double bytes_per_s) {
           for (std::size_t f = 0; f < 3; ++f) {
             w.all().barrier().wait();
             const double begin = now(), waited = w.stats().waiting_s;
-            pass(l, w.all(), forms[f]);
+            pass(l, w.all(), forms[f], fp8);
             if (w.rank() != 0 || i < 0) continue;
             all[f].whole.push_back(now() - begin);
             all[f].waiting.push_back(w.stats().waiting_s - waited);
@@ -100,13 +117,15 @@ double ratio(const Cost& form, const Cost& plain) {
   return median(pairs);
 }
 
-void compare(int ranks, Report& report) {
-  const Costs fast = costs(ranks, 0);
+void compare(int ranks, bool fp8, Report& report) {
+  const Costs fast = costs(ranks, 0, fp8);
   // On this link the traffic of a blocking pass takes a quarter of its compute time: with two
   // ranks, a ring has half of a product in which to hide a transfer.
-  const double bytes = 4.0 * sizeof(float) * kTokens * kWidth * (ranks - 1) / ranks;
+  const double number =
+      fp8 ? 2 + 2.0 * sizeof(float) : 4.0 * sizeof(float);  // in two gathers, two sums
+  const double bytes = number * kTokens * kWidth * (ranks - 1) / ranks;
   const double bandwidth = bytes / (0.25 * median(fast[0].whole));
-  const Costs slow = costs(ranks, bandwidth);
+  const Costs slow = costs(ranks, bandwidth, fp8);
   report.row(message("{} ranks, link", ranks), 1e-9 * bandwidth, "GB/s");
   report.row(message("{} ranks, blocking, spread of its passes", ranks),
              100 * spread(fast[0].whole), "%");
@@ -196,10 +215,15 @@ void delayed_gradients(int ranks, Report& report) {
 }  // namespace
 }  // namespace weft::bench
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   using namespace weft;
-  bench::Report report(argc, argv);
-  bench::compare(2, report);
-  bench::delayed_gradients(2, report);
+  std::string dtype = "f32";
+  bench::Report report(argc, argv, {{"--dtype", &dtype, "f32|fp8"}});
+  check(dtype == "f32" || dtype == "fp8", "--dtype: must be f32 or fp8, got {}", dtype);
+  bench::compare(2, dtype == "fp8", report);
+  if (dtype == "f32") bench::delayed_gradients(2, report);
   return report.finish();
+} catch (const weft::Error& e) {
+  std::fprintf(stderr, "bench_overlap: %s\n", e.what());
+  return static_cast<int>(e.fault());
 }

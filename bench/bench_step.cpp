@@ -138,6 +138,7 @@ int main(int argc, char** argv) try {
                        {{"--model", &run.model, "NAME"},
                         {"--device", &run.device, "cpu|cuda|meta:cuda"},
                         {"--dtype", &run.dtype, "f32|bf16|f16|fp8"},
+                        {"--fp8-recipe", &run.fp8_recipe, "current|current-pow2|delayed|block"},
                         {"--fp8-weights", &weights, "on|off"},
                         {"--graph", &graph, "on|off"},
                         {"--steps", &steps, "N"},

@@ -76,6 +76,7 @@ train::Options options_of(const TrainRun& run, std::int64_t batch) {
   o.optimizer.weight_decay = 0.01;
   o.machine.device = run.device;
   o.machine.dtype = parse_dtype(run.dtype);
+  o.machine.fp8_recipe = value_of(train::kFp8RecipeWords, run.fp8_recipe, "--fp8-recipe:");
   o.machine.fp8_weights = run.fp8_weights;
   o.machine.graph = run.graph;
   return o;

@@ -13,7 +13,8 @@ struct TrainRun {
   std::string model;
   std::string device = "cpu",
               dtype = "f32";  ///< bf16, f16, fp8: gradient sums and optimizer state are f32
-  bool fp8_weights = false;   ///< with fp8: the products' weights are stored as FP8 and f32 alone
+  std::string fp8_recipe = "current";
+  bool fp8_weights = false;  ///< with fp8: the products' weights are stored as FP8 and f32 alone
   int warmup = 2, steps = 5;
   bool graph = false;  ///< on a GPU: from the third step on, replay a captured step
   double lr = 3e-4;

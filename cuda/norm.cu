@@ -17,7 +17,7 @@ struct ForwardArgs {
   Real<T> eps;
   T *sum, *y;
   Real<T>*mean, *rstd;
-  float* amax;
+  RowsOut rounded;
 };
 
 template <bool kCentred, class T, int Group, int V, int Held>
@@ -76,6 +76,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
   }
 
   R most = 0;
+  const RowsOut& to = a.rounded;
   each([&](int k, std::int64_t i) {
     const auto weight = pack_or<T, V>(a.weight, i, 1), bias = pack_or<T, V>(a.bias, i, 0);
     Pack<T, V> y;
@@ -84,13 +85,14 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
     for (int j = 0; j < V; ++j)
       y[j] = narrow<T>((widen(x[k][j]) - mean) * rstd * widen(weight[j]) + widen(bias[j]));
     store_pack(a.y + row + i, y);
-    if (!a.amax) return;
+    if (!to.amax) return;
 #pragma unroll
     for (int j = 0; j < V; ++j) most = Max{}(most, absolute(widen(y[j])));
   });
-  if (!a.amax) return;
+  if constexpr (Held > 0) store_codes<Group, V>(to, a.y + row, r, a.C, live);
+  if (!to.amax) return;
   most = group_max<Group>(most, shared);
-  if (live && threadIdx.x % Group == 0) a.amax[r] = static_cast<float>(most);
+  if (live && threadIdx.x % Group == 0) to.amax[r] = static_cast<float>(most);
 }
 
 /// partial_weight and partial_bias are (chunks, C).
@@ -211,12 +213,13 @@ void forward(const NormFwdIn& in, const NormFwdOut& out) {
                            .y = out.y.data<T>(),
                            .mean = data_or_null<R>(out.mean),
                            .rstd = out.rstd.data<R>(),
-                           .amax = data_or_null<float>(out.amax)};
+                           .rounded = RowsOut(out.rounded)};
     const bool packs = packable(a.x, a.C) && packable(a.residual, a.C) && packable(a.weight, a.C) &&
                        packable(a.bias, a.C) && packable(a.sum, a.C) && packable(a.y, a.C);
     with_row_plan<T, 4>(a.C, packs, [&]<int Group, int V, int Held>(RowPlan<Group, V, Held> plan) {
       launch(norm_fwd_kernel<kCentred, T, Group, V, Held>,
              grid_of(blocks_for(a.rows, plan.kGroups)), plan.kThreads, 0, a);
+      if constexpr (Held == 0) store_codes_after(out.rounded, out.y);
     });
   });
 }

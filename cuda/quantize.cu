@@ -1,10 +1,7 @@
 #include <algorithm>
 
-#include "weft/core/kernels/fp8_scale.h"
 #include "weft/core/kernels/quantize.h"
 #include "weft/cuda/fp8.h"
-#include "weft/cuda/math.h"
-#include "weft/cuda/reduce.h"
 
 namespace weft::cuda {
 namespace {
@@ -39,12 +36,6 @@ void each_part(const RowGroups& all, F f) {
 template <class F>
 void dispatch_input(const Tensor& x, F f) {
   x.dtype() == DType::f32 ? f.template operator()<float>() : f.template operator()<bf16>();
-}
-
-// Of positive numbers, the larger one has the larger bits; NaN is above infinity.
-__device__ inline int magnitude(float x) {
-  const int bits = fp8_bits<int>(x) & 0x7fffffff;
-  return bits > 0x7f800000 ? 0x7fc00000 : bits;
 }
 
 __global__ void __launch_bounds__(kThreads) fp8_zero_kernel(float* amax, std::int64_t n) {
@@ -102,6 +93,15 @@ __global__ void __launch_bounds__(kThreads)
   store_pack(out + i, codes);
 }
 
+// A number as a code; a code stays as it is.
+template <class Q, class T>
+__device__ inline std::uint8_t code_of(T v, float scale) {
+  if constexpr (std::is_same_v<Q, T>)
+    return v.bits;
+  else
+    return fp8_code<Q>(widen(v) * scale);
+}
+
 constexpr int kTile = 64, kTileWords = kTile / 4;
 
 // A tile of 64 x 64: reads x once, writes rows and columns four codes at a time where they are
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t across = (cols + kTile - 1) / kTile;
   const std::int64_t top = blockIdx.x / across * kTile, left = blockIdx.x % across * kTile;
   if (top >= rows) return;
-  const float s = scale[one ? 0 : groups.first + e];
+  const float s = scale ? scale[one ? 0 : groups.first + e] : 1.0f;
   const int word = static_cast<int>(threadIdx.x) % kTileWords * 4;
   for (int r = static_cast<int>(threadIdx.x) / kTileWords; r < kTile; r += kThreads / kTileWords) {
     const std::int64_t row = top + r, col = left + word;
@@ -126,11 +126,11 @@ __global__ void __launch_bounds__(kThreads)
       if (whole) {
         const auto v = load_pack<T, 4>(x + at);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) codes[j] = fp8_code<Q>(widen(v[j]) * s);
+        for (int j = 0; j < 4; ++j) codes[j] = code_of<Q>(v[j], s);
         if (out) store_pack(out + at, codes);
       } else {
         for (int j = 0; j < 4 && col + j < cols; ++j) {
-          codes[j] = fp8_code<Q>(widen(x[at + j]) * s);
+          codes[j] = code_of<Q>(x[at + j], s);
           if (out) out[at + j] = codes[j];
         }
       }
@@ -288,21 +288,24 @@ void fp8_scale(const Tensor& amax, float largest, const Fp8Scaling& how, const T
 void quantize(const Tensor& x, const RowGroups& all, const Tensor& scale, const Tensor& out,
               const Tensor& transposed) {
   const std::int64_t cols = x.dim(1);
-  const bool one = scale.numel() == 1;
-  const float* const s = scale.data<float>();
+  const bool one = scale.defined() && scale.numel() == 1;
+  const float* const s = data_or_null<float>(scale);
   std::uint8_t *const rows_out = codes_of(out), *const columns_out = codes_of(transposed);
   dispatch_code((out.defined() ? out : transposed).dtype(), [&]<class Q>() {
+    const auto with_columns = [&]<class T>(const T* px, const Groups& g, std::int64_t rows) {
+      const bool whole = four_at_once(px, cols, 4) && four_at_once(rows_out, cols, 4) &&
+                         four_at_once(columns_out, 4, 4);
+      launch(quantize_transposed_kernel<Q, T>,
+             grid_of(blocks_for(rows, kTile) * blocks_for(cols, kTile), g.count), kThreads, 0, g,
+             cols, one, whole, px, s, rows_out, columns_out);
+    };
+    if (!s)
+      return each_part(
+          all, [&](const Groups& g, std::int64_t rows) { with_columns(x.data<Q>(), g, rows); });
     dispatch_input(x, [&]<class T>() {
       const T* const px = x.data<T>();
       each_part(all, [&](const Groups& g, std::int64_t rows) {
-        if (columns_out) {
-          const bool whole = four_at_once(px, cols, 4) && four_at_once(rows_out, cols, 4) &&
-                             four_at_once(columns_out, 4, 4);
-          launch(quantize_transposed_kernel<Q, T>,
-                 grid_of(blocks_for(rows, kTile) * blocks_for(cols, kTile), g.count), kThreads, 0,
-                 g, cols, one, whole, px, s, rows_out, columns_out);
-          return;
-        }
+        if (columns_out) return with_columns(px, g, rows);
         constexpr int V = 16 / static_cast<int>(sizeof(T));
         const auto grid = [&](int v) {
           return grid_of(blocks_for(rows * cols, std::int64_t{kThreads} * v), g.count);

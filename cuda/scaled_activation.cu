@@ -30,7 +30,7 @@ __device__ inline C derivative(C x, C dy, ScaledKind kind) {
 template <class T, int V, bool Packed>
 __global__ void __launch_bounds__(kThreads)
     scaled_activation_fwd_kernel(const T* h, const Compute<T>* scale, ScaledKind kind,
-                                 std::int64_t rows, std::int64_t width, T* y, float* amax) {
+                                 std::int64_t rows, std::int64_t width, T* y, RowsOut to) {
   using C = Compute<T>;
   const std::int64_t row = std::int64_t{blockIdx.x} * kRows + threadIdx.x / kWarp;
   if (row >= rows) return;
@@ -50,9 +50,10 @@ __global__ void __launch_bounds__(kThreads)
     }
     store_pack(y + row * width + c, out);
   }
-  if (!amax) return;
+  store_codes<kWarp, V>(to, y + row * width, row, width, true);
+  if (!to.amax) return;
   most = warp_max(most);
-  if (threadIdx.x % kWarp == 0) amax[row] = static_cast<float>(most);
+  if (threadIdx.x % kWarp == 0) to.amax[row] = static_cast<float>(most);
 }
 
 template <class T, int V, bool Packed>
@@ -104,7 +105,7 @@ void with_layout(ScaledKind kind, bool wide, F f) {
 }  // namespace
 
 void scaled_activation_fwd(const Tensor& h, const Tensor& scale, ScaledKind kind, const Tensor& y,
-                           const Tensor& amax) {
+                           const RoundedRows& rounded) {
   if (y.numel() == 0) return;
   const std::int64_t rows = y.dim(0), width = y.dim(1);
   dispatch_floating(y.dtype(), [&]<class T>() {
@@ -112,8 +113,7 @@ void scaled_activation_fwd(const Tensor& h, const Tensor& scale, ScaledKind kind
     T* out = y.data<T>();
     with_layout<T>(kind, packable(in, width) && packable(out, width), [&]<int V, bool Packed>() {
       launch(scaled_activation_fwd_kernel<T, V, Packed>, grid_of(blocks_for(rows, kRows)), kThreads,
-             0, in, data_or_null<Compute<T>>(scale), kind, rows, width, out,
-             data_or_null<float>(amax));
+             0, in, data_or_null<Compute<T>>(scale), kind, rows, width, out, RowsOut(rounded));
     });
   });
 }

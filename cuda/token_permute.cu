@@ -150,14 +150,11 @@ __global__ void __launch_bounds__(kThreads)
   if (i >= total) return;
   const Place at(i, packs, in_32_bits);
   const std::int64_t slot = slot_of[at.row];
-  Pack<T, V> v;
+  Pack<T, V> v{};
   if (slot >= 0) {
     const std::int64_t token =
         in_32_bits ? static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(k) : slot / k;
     v = load_pack<T, V>(x + (token * packs + at.pack) * V);
-  } else {
-#pragma unroll
-    for (int j = 0; j < V; ++j) v[j] = T(Compute<T>(0));
   }
   store_pack(y + i * V, v);
 }
@@ -233,7 +230,7 @@ void sort_by_expert(const Tensor& experts, const RowLayout& layout, const Tensor
 void permute_tokens(const Tensor& x, const Tensor& slot_of, std::int64_t k, const Tensor& y) {
   if (y.numel() == 0) return;
   const Move move{y.dim(1), y.dim(0), x.dim(0) * k};
-  dispatch_floating(y.dtype(), [&]<class T>() {
+  const auto gather = [&]<class T>() {
     const T* from = x.data<T>();
     T* to = y.data<T>();
     move.run(from, to,
@@ -241,7 +238,8 @@ void permute_tokens(const Tensor& x, const Tensor& slot_of, std::int64_t k, cons
                launch(token_permute_gather_kernel<T, V>, grid, kThreads, 0, from,
                       slot_of.data<std::int64_t>(), k, packs, total, in_32_bits, to);
              });
-  });
+  };
+  y.dtype() == DType::e4m3 ? gather.operator()<e4m3>() : dispatch_floating(y.dtype(), gather);
 }
 
 void combine_tokens(const Tensor& x, const Tensor& row_of, const Tensor& y) {

@@ -48,8 +48,8 @@ Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const 
   buckets.dense_parts = mesh.tp().size();
   buckets.expert_parts = mesh.tp_ep().size();
   if (options.shard && options.fp8_weights) {
-    check(options.fp8_weights->scaling == fp8::Scaling::current,
-          "ddp: fp8_weights needs scales from the tensors themselves");
+    check(options.fp8_weights->scaling != fp8::Scaling::block,
+          "ddp: fp8_weights needs a recipe with one scale for a weight, got blocks");
     fp8_layers_ = nn::fp8_layers(model);
     for (const nn::Fp8Layer& layer : fp8_layers_) buckets.as_codes.push_back(layer.weight);
   }

@@ -27,7 +27,7 @@ struct DdpOptions {
   /// e4m3 states have the same blocks as without `shard`.
   std::int64_t slice_multiple = 1;
   /// With `shard`: weights of FP8 products are held as FP8 codes by every rank and as bf16 by their
-  /// owner alone; see Fp8Gather. The recipe has one scale for a tensor, from the tensor itself.
+  /// owner alone; see Fp8Gather. The recipe is not that of blocks.
   std::optional<fp8::Recipe> fp8_weights = {};
   /// With `shard`: gradients and parameters are sharded too, by units, see Fsdp; bucket_size is not
   /// used. Call ParallelOptimizer::wait(part) from the model's before_use.

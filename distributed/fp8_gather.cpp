@@ -12,12 +12,15 @@
 namespace weft::distributed {
 
 Fp8Gather::Fp8Gather(const Ddp& ddp, const Ddp::Bucket& bucket)
-    : bucket_(bucket), how_(ddp.options().fp8_weights->numbers()) {
+    : bucket_(bucket),
+      how_(ddp.options().fp8_weights->numbers()),
+      delayed_(ddp.options().fp8_weights->scaling == fp8::Scaling::delayed) {
   const Device device = bucket.param.device();
   std::int64_t groups = 0;
   for (const BucketEntry& e : bucket.layout.entries) {
     const Tensor& p = ddp.parameters()[e.parameter].tensor;
-    const std::int64_t count = p.ndim() == 3 ? p.dim(0) : 1, each = e.size / count;
+    // Experts have scales of their own, but for delayed ones, which belong to a layer.
+    const std::int64_t count = p.ndim() == 3 && !delayed_ ? p.dim(0) : 1, each = e.size / count;
     for (const nn::Fp8Layer& layer : ddp.fp8_layers())
       if (layer.weight.impl() == p.impl()) holders_.push_back({layer, e.begin, groups, count});
     for (const OwnedRange& r : bucket.owned) {
@@ -59,9 +62,15 @@ Work Fp8Gather::gather() {
   each([&](const Piece& piece, const Tensor& x, const RowGroups& rows) {
     dispatch<cpu::fp8_amax, cuda::fp8_amax>(x, rows, false, amax_.narrow(0, piece.group, 1));
   });
-  bucket_.group->at_once().all_reduce(amax_, Reduce::max).wait();
-  dispatch<cpu::fp8_scale, cuda::fp8_scale>(amax_, fp8_largest(fp8::kForward), how_, scale_,
-                                            inverse_);
+  if (delayed_) {  // the layer counts amax_ at its use, and Fp8Step reduces what it has counted
+    for (const Holder& h : holders_)
+      fp8::take_scale(h.layer.state->delayed, fp8::Operand::weight,
+                      scale_.narrow(0, h.first_group, 1), inverse_.narrow(0, h.first_group, 1));
+  } else {
+    bucket_.group->at_once().all_reduce(amax_, Reduce::max).wait();
+    dispatch<cpu::fp8_scale, cuda::fp8_scale>(amax_, fp8_largest(fp8::kForward), how_, scale_,
+                                              inverse_);
+  }
   each([&](const Piece& piece, const Tensor& x, const RowGroups& rows) {
     dispatch<cpu::quantize, cuda::quantize>(x, rows, scale_.narrow(0, piece.group, 1),
                                             part(slice_, piece), Tensor());
@@ -74,9 +83,10 @@ void Fp8Gather::arrived() {
     const Tensor& w = h.layer.weight;
     const std::int64_t columns = w.dim(-1);
     h.layer.state->weight.give(
-        w, {.rows = codes_.alias({w.numel() / columns, columns}, {columns, 1}, h.begin),
-            .columns = {},
-            .inverse = inverse_.narrow(0, h.first_group, h.groups)});
+        w, {.codes = {.rows = codes_.alias({w.numel() / columns, columns}, {columns, 1}, h.begin),
+                      .columns = {},
+                      .inverse = inverse_.narrow(0, h.first_group, h.groups)},
+            .amax = delayed_ ? amax_.narrow(0, h.first_group, 1) : Tensor()});
   }
 }
 
@@ -93,8 +103,8 @@ void Fp8Gather::restore() {
   const CategoryScope category(Category::parameter);
   const Tensor values =
       Tensor::empty(bucket_.param.shape(), bucket_.param.dtype(), bucket_.param.device());
-  move_block(values.storage(), s);
-  bucket_.group->all_gather(bucket_.param, bucket_.param_slice).wait();
+  bucket_.group->all_gather(values, bucket_.param_slice).wait();
+  move_block(values.storage(), s);  // a gather that failed leaves the weights without memory
   restored_at_ = bucket_.param.version();
 }
 

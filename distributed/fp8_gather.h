@@ -7,9 +7,11 @@
 namespace weft::distributed {
 
 /// The weights of a bucket that every rank holds as FP8 codes and their owner alone as bf16. After
-/// an update the owners' largest magnitudes are reduced, so that a weight has one scale, which is
-/// that of the whole weight; each rank rounds its slice, and the codes are gathered: half of bf16's
-/// bytes. The layers multiply them as they are. The bf16 tensors of the model have no memory.
+/// an update each rank rounds its slice with the scale of the whole weight, and the codes are
+/// gathered: half of bf16's bytes. The layers multiply them as they are. The bf16 tensors of the
+/// model have no memory. With current scaling the owners' largest magnitudes are reduced first;
+/// with delayed scaling the scale is known, and their magnitudes enter the history when the layer
+/// is used: nn::Fp8Step::finish() must reduce it over the ranks, and the next update follows it.
 class Fp8Gather {
  public:
   /// The Ddp, with its layers, must outlive it.
@@ -40,6 +42,7 @@ class Fp8Gather {
 
   const Ddp::Bucket& bucket_;
   const Fp8Scaling how_;
+  const bool delayed_;
   std::vector<Holder> holders_;
   std::vector<Piece> own_;
   Tensor codes_, slice_, amax_, scale_, inverse_;

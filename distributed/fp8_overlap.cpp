@@ -6,7 +6,7 @@
 #include "weft/autograd/discard.h"
 #include "weft/autograd/fp8_kept.h"
 #include "weft/autograd/fp8_linear.h"
-#include "weft/autograd/fp8_row_amax.h"
+#include "weft/autograd/fp8_rows.h"
 #include "weft/autograd/linear_common.h"
 #include "weft/core/error.h"
 #include "weft/distributed/comm_ops.h"
@@ -32,6 +32,13 @@ void check_overlap(const char* op, const fp8::Recipe& recipe, Overlap overlap) {
       op);
 }
 
+// The rows of one rank are the operand of a product.
+void check_chunks(const char* op, std::int64_t rows, Device device) {
+  check(!device.is_gpu() || rows % fp8::kMultiple == 0,
+        "{}: on a GPU overlap needs rows of each rank that are a multiple of {}, got {}", op,
+        fp8::kMultiple, rows);
+}
+
 Products with_rows(Products p, std::int64_t rows) {
   p.all_rows = rows;
   return p;
@@ -53,8 +60,7 @@ Quantized like_gathered(const Quantized& own, const ProcessGroup& group) {
 // On a GPU products of backward read operands by column: made once, from all rows.
 void add_columns(Quantized& q) {
   if (!q.rows.device().is_gpu()) return;
-  q.columns = Tensor::empty({q.rows.dim(1), q.rows.dim(0)}, q.rows.dtype(), q.rows.device());
-  q.columns.copy_(weft::transposed(q.rows));
+  q.columns = fp8::transposed_codes(q.rows, {.each = q.rows.dim(0)});
 }
 
 // What backward of an op multiplies on this device.
@@ -161,13 +167,14 @@ Tensor fp8_gather_linear(const Tensor& x, const Tensor& weight_in, const Tensor&
   fp8::check_products(kOp, p, in.device());
   const bool recorded = recording(in, weight, bias), keeps = recorded && !Tape::counting();
   const bool ring = how.overlap != Overlap::none, gpu = in.device().is_gpu();
+  if (ring) check_chunks(kOp, n, in.device());
   Tensor y = Tensor::empty(detail::shape_with(in, all, p.outputs), p.dtype, in.device());
   Kept kept;
   {
     const NoGradGuard quiet;
     const Quantized w = fp8::round_weight(p, weight, recorded, recorded && gpu, state);
     const Quantized own = fp8::round_x(with_rows(p, n), as_matrix(in), recorded, {},
-                                       largest_of(group), fp8::row_amax_of(x));
+                                       largest_of(group), fp8::take_rows(x, recipe, p.delayed));
     Quantized gathered = like_gathered(own, group);
     const auto multiply = [&](std::int64_t first, std::int64_t count) {
       fp8::multiply(with_rows(p, count), GroupedProduct::forward, part_of(gathered, first, count),
@@ -212,6 +219,7 @@ Tensor fp8_linear_scatter(const Tensor& x, const Tensor& weight_in, const fp8::R
   fp8::check_products(kOp, p, in.device());
   const bool recorded = recording(in, weight), keeps = recorded && !Tape::counting();
   const bool gpu = in.device().is_gpu(), transposes = recorded && gpu;
+  if (overlap != Overlap::none) check_chunks(kOp, all / ranks, in.device());
   Tensor y = Tensor::empty(detail::shape_with(in, all / ranks, p.outputs), p.dtype, in.device());
   Kept kept;
   {
@@ -220,7 +228,7 @@ Tensor fp8_linear_scatter(const Tensor& x, const Tensor& weight_in, const fp8::R
     const Quantized w = fp8::round_weight(p, weight, recorded, transposes, state);
     const Quantized q =
         fp8::round_x(p, matrix, recorded, {.rows = true, .columns = transposes && keeps}, {},
-                     fp8::row_amax_of(x));
+                     fp8::take_rows(x, recipe, p.delayed));
     if (overlap == Overlap::none) {
       const Tensor partial = Tensor::empty({all, p.outputs}, p.dtype, in.device());
       fp8::multiply(p, GroupedProduct::forward, q, w, {}, partial);

@@ -20,7 +20,8 @@ struct Fp8Rows {
 /// A recipe that does not travel (Recipe::travels()) gathers x itself and rounds afterwards.
 ///
 /// Shapes   x (..., n, K) with R rows on every rank, weight (N, K), bias (N) or null
-///          -> (1, ..., R ranks, N); K, N and R ranks are multiples of 16
+///          -> (1, ..., R ranks, N); K, N and R ranks are multiples of 16; with overlap on a GPU R
+///          is
 /// Dtypes   f32, bf16, one dtype for all
 /// Device   as ProcessGroup
 /// Saves    the codes of the gathered x, or of x if it is gathered again; those of the weight.
@@ -37,7 +38,8 @@ Tensor fp8_gather_linear(const Tensor& x, const Tensor& weight, const Tensor& bi
 /// linear_scatter() with overlap.
 ///
 /// Shapes   x (..., n, K) with R rows, a multiple of the ranks, weight (N, K)
-///          -> (1, ..., R / ranks, N); K, N and R are multiples of 16
+///          -> (1, ..., R / ranks, N); K, N and R are multiples of 16; with overlap on a GPU also
+///          R / ranks
 /// Dtypes   f32, bf16 (added in f32, rounded once)
 /// Device   as ProcessGroup
 /// Saves    the codes of x and weight

@@ -37,6 +37,7 @@ struct Attention : Mixer {
   const char* name() const override { return "attn"; }
   KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
                              Device device) const override;
+  const fp8::LayerState* fp8_reader() const override { return qkv.fp8_reader(); }
   double multiply_adds(std::int64_t tokens) const override;
 };
 

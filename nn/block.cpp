@@ -4,6 +4,7 @@
 
 #include "weft/autograd/discard.h"
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/fp8_rows.h"
 #include "weft/autograd/offload.h"
 #include "weft/core/error.h"
 #include "weft/core/profile.h"
@@ -44,6 +45,7 @@ Stream Block::operator()(const Stream& x, const TokenContext& context) const {
   NormOutput first(*this);
   Norm::Added in = [&]() -> Norm::Added {
     const ProfileScope scope("attn_norm");
+    const fp8::ProducesFor next(mixer->fp8_reader());
     if (x.delta.defined()) return attn_norm(x.delta, x.residual);
     return {attn_norm(x.residual), x.residual};
   }();
@@ -56,6 +58,7 @@ Stream Block::operator()(const Stream& x, const TokenContext& context) const {
   NormOutput second(*this);
   Norm::Added mid = [&] {
     const ProfileScope scope("mlp_norm");
+    const fp8::ProducesFor next(feed_forward->fp8_reader());
     return mlp_norm(a, in.sum);
   }();
   FeedForward::Output out = [&] {

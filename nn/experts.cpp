@@ -3,6 +3,7 @@
 #include "weft/autograd/discard.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/fp8_linear.h"
+#include "weft/autograd/fp8_rows.h"
 #include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/scaled_activation.h"
 #include "weft/autograd/view.h"
@@ -57,7 +58,10 @@ Tensor Experts::operator()(const Tensor& x, const Tensor& probs, const Tensor& r
     bias = add(bias, mul(bias.detach(), 1.0 / ranks - 1));
   return use_discarded(
       options.recompute, {h, probs},
-      [kind = options.activation](const TensorList& in) { return activate(kind, in[0], in[1]); },
+      [kind = options.activation, next = &fp8_down](const TensorList& in) {
+        const fp8::ProducesFor scope(next);
+        return activate(kind, in[0], in[1]);
+      },
       [&](const Tensor& act) { return multiply(act, down, bias, rows, scale, fp8_down, later); });
 }
 

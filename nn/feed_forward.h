@@ -1,6 +1,7 @@
 #pragma once
 #include <memory>
 
+#include "weft/autograd/fp8.h"
 #include "weft/nn/module.h"
 #include "weft/nn/token_context.h"
 
@@ -18,6 +19,8 @@ struct FeedForward : Module {
   virtual bool has_loss() const { return false; }
   /// Its member name inside a block, as in state dictionaries: "mlp".
   virtual const char* name() const = 0;
+  /// The layer that first multiplies x in FP8, as it is given: see Linear::fp8_reader().
+  virtual const fp8::LayerState* fp8_reader() const { return nullptr; }
   /// Multiply-adds of forward for one token.
   virtual double multiply_adds() const = 0;
 };

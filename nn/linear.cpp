@@ -17,6 +17,14 @@ Linear::Linear(std::int64_t in, std::int64_t out, const LinearOptions& o) {
 
 const fp8::Recipe* Linear::recipe() const { return in_fp8 ? fp8::Autocast::current() : nullptr; }
 
+const fp8::LayerState* Linear::fp8_reader() const {
+  const fp8::Recipe* const how = recipe();
+  if (!how) return nullptr;
+  const Shard& s = shard_of(*this);
+  const bool as_given = s.fp8_product ? how->travels() : !s.enter;
+  return as_given ? &fp8_state : nullptr;
+}
+
 Tensor Linear::multiply(const Tensor& x, const Tensor& own_bias) const {
   const fp8::Recipe* const how = recipe();
   return how ? fp8_linear(x, weight, own_bias, *how, &fp8_state) : linear(x, weight, own_bias);

@@ -32,6 +32,9 @@ struct Linear : Module {
   }
   /// Multiply-adds for one row of x.
   double multiply_adds() const { return static_cast<double>(weight.numel()); }
+  /// What the op that makes x rounds it for (fp8::ProducesFor); null if x is not multiplied in FP8
+  /// as it is given.
+  const fp8::LayerState* fp8_reader() const;
 
  private:
   /// How it rounds its operands to FP8; null: it does not.

@@ -1,6 +1,7 @@
 #pragma once
 #include <memory>
 
+#include "weft/autograd/fp8.h"
 #include "weft/nn/kv_cache.h"
 #include "weft/nn/token_context.h"
 
@@ -13,6 +14,8 @@ struct Mixer : Module {
   virtual Tensor operator()(const Tensor& x, const TokenContext& context = {}) const = 0;
   /// Its member name inside a block, as in state dictionaries: "attn".
   virtual const char* name() const = 0;
+  /// The layer that first multiplies x in FP8, as it is given: see Linear::fp8_reader().
+  virtual const fp8::LayerState* fp8_reader() const { return nullptr; }
   /// Multiply-adds of forward for one token of a sequence of `tokens`, on average.
   virtual double multiply_adds(std::int64_t tokens) const = 0;
   /// An empty cache entry of this layer, with room for `capacity` tokens.

@@ -39,6 +39,11 @@ Mla::Mla(std::int64_t dim, std::int64_t heads, const MlaOptions& o)
   q_norm.emplace(o.q_lora, o.norm_eps);
 }
 
+const fp8::LayerState* Mla::fp8_reader() const {
+  if (shard_of(*this).enter) return nullptr;
+  return (q_down ? *q_down : q_up).fp8_reader();
+}
+
 Tensor Mla::operator()(const Tensor& given, const TokenContext& context) const {
   check(given.ndim() == 3, "mla: x must have shape (batch, tokens, dim), got {}", given.shape());
   check(context.rotary != nullptr, "block: multi-head latent attention needs a rotary table");

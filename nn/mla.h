@@ -50,6 +50,7 @@ struct Mla : Mixer {
   const char* name() const override { return "mla"; }
   KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
                              Device device) const override;
+  const fp8::LayerState* fp8_reader() const override;
   double multiply_adds(std::int64_t tokens) const override;
   std::int64_t heads() const { return q_up.weight.dim(0) / (options.nope + options.rope); }
 };

@@ -2,6 +2,7 @@
 
 #include "weft/autograd/discard.h"
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/fp8_rows.h"
 #include "weft/autograd/swiglu.h"
 
 namespace weft::nn {
@@ -30,7 +31,8 @@ Tensor Mlp::operator()(const Tensor& x) const {
 Tensor Mlp::composed(const Tensor& x) const {
   return use_discarded(
       options.recompute, {up(x)},
-      [kind = options.activation](const TensorList& in) {
+      [kind = options.activation, next = down.fp8_reader()](const TensorList& in) {
+        const fp8::ProducesFor scope(next);
         if (kind == Activation::swiglu) return swiglu(in[0]);
         return gelu(in[0], kind == Activation::gelu_tanh ? Gelu::tanh : Gelu::erf);
       },

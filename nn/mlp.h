@@ -29,6 +29,7 @@ struct Mlp : FeedForward {
   std::string describe() const override { return "Mlp"; }
   Output forward(const Tensor& x, const TokenContext&) const override { return {(*this)(x), {}}; }
   const char* name() const override { return "mlp"; }
+  const fp8::LayerState* fp8_reader() const override { return up.fp8_reader(); }
   double multiply_adds() const override { return up.multiply_adds() + down.multiply_adds(); }
 
  private:

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "weft/autograd/elementwise.h"
-#include "weft/autograd/fp8_row_amax.h"
+#include "weft/autograd/fp8_rows.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 
@@ -81,7 +81,7 @@ FeedForward::Output MoE::operator()(const Tensor& given, const TokenContext& con
         "moe: the packed row must have the {} tokens of x, got {}", tokens,
         packing.positions.defined() ? packing.positions.numel() : 0);
   const Tensor x = reshape(given, {tokens, given.dim(-1)});
-  fp8::remember_row_amax(x, fp8::row_amax_of(given));
+  fp8::rename_rows(given, x);
   const Tensor& mask = packing.padding;
   const Tensor padding = mask.defined() ? reshape(mask, {mask.numel()}) : mask;
   auto [routing, loss] = router(x, {.padding = padding,
@@ -104,6 +104,12 @@ FeedForward::Output MoE::operator()(const Tensor& given, const TokenContext& con
   if (latent_up) y = (*latent_up)(y);
   if (shared) y = add(y, always.defined() ? always : (*shared)(x));
   return {reshape(y, given.shape()), std::move(loss)};
+}
+
+const fp8::LayerState* MoE::fp8_reader() const {
+  if (latent_down) return latent_down->fp8_reader();
+  // Tokens that stay on their rank are sorted as they are, and so are their codes.
+  return &dispatcher() == &local_ ? &experts.fp8_up : nullptr;
 }
 
 void MoE::visit(Visitor& v) {

@@ -58,6 +58,7 @@ struct MoE : FeedForward {
   const char* name() const override { return "moe"; }
   /// Of the experts that a token goes to.
   double multiply_adds() const override;
+  const fp8::LayerState* fp8_reader() const override;
   /// The local dispatcher, unless a plan has sharded the experts over ranks.
   const TokenDispatcher& dispatcher() const {
     return shard && shard->dispatcher ? *shard->dispatcher : local_;

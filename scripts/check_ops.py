@@ -23,7 +23,7 @@ NO_GRADCHECK = {"argmax", "argmin", "count_experts", "count_top_experts", "count
 
 # Products of operands that are rounded to FP8, a step function without a derivative to check; they take no f64.
 # tests/autograd/test_fp8_linear.cpp compares them with products of the rounded numbers.
-FP8 = {"fp8", "fp8_linear", "fp8_products", "fp8_row_amax"}
+FP8 = {"fp8", "fp8_linear", "fp8_products", "fp8_rows"}
 
 
 def top_level(header):

@@ -47,9 +47,10 @@ void check_fp8_weights(const Options& o) {
               "--fp8-weights: needs --master-weights f32, got {}",
               word_of(optim::kMasterWeightsWords, o.optimizer.master_weights));
   weft::check(!o.parallel.fsdp, "--fp8-weights: does not exist yet with --fsdp; use --zero");
-  weft::check(!o.parallel.zero || o.machine.recipe()->scaling == fp8::Scaling::current,
-              "--fp8-weights: with --zero needs --fp8-recipe current or current-pow2, got {}",
-              word_of(kFp8RecipeWords, o.machine.fp8_recipe));
+  weft::check(
+      !o.parallel.zero || o.machine.recipe()->scaling != fp8::Scaling::block,
+      "--fp8-weights: with --zero needs --fp8-recipe current, current-pow2 or delayed, got {}",
+      word_of(kFp8RecipeWords, o.machine.fp8_recipe));
   weft::check(o.machine.fp8_backward != fp8::BackwardOverride::high_precision,
               "--fp8-weights: needs --fp8-backward fp8 or dequantized, got high-precision");
 }

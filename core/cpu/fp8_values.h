@@ -1,22 +1,34 @@
 #pragma once
-#include <bit>
 #include <cstdint>
 #include <type_traits>
 
-#include "weft/core/cpu/simd.h"
 #include "weft/core/dtype.h"
+#include "weft/core/kernels/rounded_rows.h"
 
 namespace weft::cpu {
 
 /// The numbers that the 256 codes of e4m3 or e5m2 stand for.
 const float* fp8_values(DType t);
 
-/// amax = the largest |x| of n numbers in f32 or bf16, NaN if there is one. Products in FP8 take no
-/// other dtypes, for which nothing asks. Does nothing if amax is null.
-template <class T>
-void store_largest_magnitude(const T* x, std::int64_t n, float* amax) {
-  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>)
-    if (amax) *amax = std::bit_cast<float>(simd().fp8.absmax<T>()(x, n));
-}
+/// Writes a RoundedRows row by row, while y's row is in the cache.
+class RowRounder {
+ public:
+  RowRounder(const RoundedRows& to, std::int64_t columns);
+  /// y: row r, just written. Products in FP8 take f32 and bf16; for others nothing asks.
+  template <class T>
+  void operator()(const T* y, std::int64_t r) const {
+    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>)
+      if (amax_ || codes_) write(y, r);
+  }
+
+ private:
+  template <class T>
+  void write(const T* y, std::int64_t r) const;
+  const std::int64_t columns_;
+  float *const amax_, *const inverse_;
+  const float* const scale_;
+  std::uint8_t* const codes_;
+  const Fp8Scaling how_;
+};
 
 }  // namespace weft::cpu

@@ -82,7 +82,7 @@ void forward(const NormFwdIn& in, const NormFwdOut& out) {
     const T *weight = data_or_null<T>(in.weight), *bias = data_or_null<T>(in.bias);
     T *sum = data_or_null<T>(out.sum), *y = out.y.data<T>();
     R *mean = data_or_null<R>(out.mean), *rstd = out.rstd.data<R>();
-    float* const amax = data_or_null<float>(out.amax);
+    const RowRounder rounded(out.rounded, C);
     const R eps = static_cast<R>(in.eps);
     parallel_for(rows, kWork * C, [=](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
@@ -94,7 +94,7 @@ void forward(const NormFwdIn& in, const NormFwdOut& out) {
           const auto& row = simd().of<T>();
           (kCentred ? row.layer_norm : row.rms_norm)(x + at, res, weight, bias, eps, s, y + at, C,
                                                      m, rstd + r);
-          store_largest_magnitude(y + at, C, row_or_null(amax, r));
+          rounded(y + at, r);
         } else if constexpr (kCentred) {
           layer_norm_f64(x + at, res, weight, bias, eps, s, y + at, C, m, rstd + r);
         } else {

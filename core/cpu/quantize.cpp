@@ -7,6 +7,7 @@
 #include "weft/core/cpu/fp8_values.h"
 #include "weft/core/cpu/simd.h"
 #include "weft/core/kernels/fp8_scale.h"
+#include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
 
 namespace weft::cpu {
@@ -107,9 +108,41 @@ void fp8_scale(const Tensor& amax, float largest, const Fp8Scaling& how, const T
   }
 }
 
+RowRounder::RowRounder(const RoundedRows& to, std::int64_t columns)
+    : columns_(columns),
+      amax_(data_or_null<float>(to.amax)),
+      inverse_(data_or_null<float>(to.inverse)),
+      scale_(data_or_null<float>(to.scale)),
+      codes_(codes_of(to.codes)),
+      how_(to.how) {}
+
+template <class T>
+void RowRounder::write(const T* y, std::int64_t r) const {
+  const Fp8Kernels& k = simd().fp8;
+  if (amax_) amax_[r] = std::bit_cast<float>(k.absmax<T>()(y, columns_));
+  if (!codes_) return;
+  const auto round = k.codes<T>(false);
+  std::uint8_t* const to = codes_ + r * columns_;
+  if (scale_) return round(y, *scale_, to, columns_);
+  float* inverse = inverse_ + r * fp8_blocks(columns_);
+  for (std::int64_t at = 0; at < columns_; at += kFp8Block) {
+    const std::int64_t n = std::min(kFp8Block, columns_ - at);
+    const float scale =
+        fp8_scale_of(amax_of(k.absmax<T>()(y + at, n)), fp8_largest(DType::e4m3), how_);
+    round(y + at, scale, to + at, n);
+    *inverse++ = 1 / scale;
+  }
+}
+template void RowRounder::write(const float* y, std::int64_t r) const;
+template void RowRounder::write(const bf16* y, std::int64_t r) const;
+
 void quantize(const Tensor& x, const RowGroups& groups, const Tensor& scale, const Tensor& out,
               const Tensor& transposed) {
   const std::int64_t cols = x.dim(1);
+  if (!scale.defined())
+    return each_group(groups, [&](std::int64_t, std::int64_t first, std::int64_t rows) {
+      transpose_codes(codes_of(x) + first * cols, rows, cols, codes_of(transposed) + first * cols);
+    });
   const Tensor& any = out.defined() ? out : transposed;
   std::uint8_t *const by_row = codes_of(out), *const by_column = codes_of(transposed);
   dispatch_input(x, [&]<class T>() {

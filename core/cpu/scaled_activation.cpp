@@ -123,13 +123,13 @@ float backward(const Piece<T>& p, float scale, ScaledKind kind, std::int64_t n) 
 }  // namespace
 
 void scaled_activation_fwd(const Tensor& h, const Tensor& scale, ScaledKind kind, const Tensor& y,
-                           const Tensor& amax) {
+                           const RoundedRows& to) {
   const std::int64_t width = y.dim(1), stride = h.dim(1);
   dispatch_floating(y.dtype(), [&]<class T>() {
     const T* in = h.data<T>();
     const Compute<T>* p = data_or_null<Compute<T>>(scale);
     T* out = y.data<T>();
-    float* const most = data_or_null<float>(amax);
+    const RowRounder rounded(to, width);
     parallel_for(y.dim(0), kWork * width, [=](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         for (std::int64_t c = 0; c < width; c += kPiece) {
@@ -138,7 +138,7 @@ void scaled_activation_fwd(const Tensor& h, const Tensor& scale, ScaledKind kind
                            out + r * width + c, nullptr, nullptr},
                   p ? p[r] : 1, kind, std::min(kPiece, width - c));
         }
-        store_largest_magnitude(out + r * width, width, row_or_null(most, r));
+        rounded(out + r * width, r);
       }
     });
   });

@@ -60,17 +60,18 @@ void sort_by_expert(const Tensor& experts, const RowLayout& layout, const Tensor
 void permute_tokens(const Tensor& x, const Tensor& slot_of, std::int64_t k, const Tensor& y) {
   const std::int64_t width = y.dim(1);
   const std::int64_t* slot = slot_of.data<std::int64_t>();
-  dispatch_floating(y.dtype(), [&]<class T>() {
+  const auto move = [&]<class T>() {
     const T* from = x.data<T>();
     T* to = y.data<T>();
     parallel_for(y.dim(0), 2 * width, [=](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i)
         if (slot[i] < 0)
-          std::fill_n(to + i * width, width, T(0));
+          std::fill_n(to + i * width, width, T{});
         else
           std::copy_n(from + slot[i] / k * width, width, to + i * width);
     });
-  });
+  };
+  y.dtype() == DType::e4m3 ? move.operator()<e4m3>() : dispatch_floating(y.dtype(), move);
 }
 
 void combine_tokens(const Tensor& x, const Tensor& row_of, const Tensor& y) {

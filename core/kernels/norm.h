@@ -1,7 +1,7 @@
 #pragma once
 #include <algorithm>
 
-#include "weft/core/tensor.h"
+#include "weft/core/kernels/rounded_rows.h"
 
 namespace weft {
 
@@ -19,7 +19,7 @@ struct NormFwdOut {
   const Tensor& sum;          ///< (R, C) = x + residual, which is then normalised; null without one
   const Tensor& y;            ///< (R, C)
   const Tensor &mean, &rstd;  ///< (R), real
-  const Tensor& amax;         ///< (R) f32: the largest |y| of each row; null if not needed
+  const RoundedRows& rounded;  ///< of y
 };
 struct NormBwdIn {
   const Tensor& x;  ///< what the forward normalised: x, or sum with a residual

@@ -33,7 +33,8 @@ using Fp8ScaleKernel = void(const Tensor& amax, float largest, const Fp8Scaling&
 
 /// x times the scale of its group, rounded: out (R, C) by row; transposed: group after group, each
 /// (C, its rows). Either may be null. e4m3 or e5m2: ties to even, finite values saturate. scale:
-/// one for each group or one for all.
+/// one for each group or one for all. x may have codes already, with a null scale and out: they are
+/// transposed.
 using QuantizeKernel = void(const Tensor& x, const RowGroups& groups, const Tensor& scale,
                             const Tensor& out, const Tensor& transposed);
 

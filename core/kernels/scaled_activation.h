@@ -1,5 +1,5 @@
 #pragma once
-#include "weft/core/tensor.h"
+#include "weft/core/kernels/rounded_rows.h"
 
 namespace weft {
 
@@ -7,9 +7,9 @@ namespace weft {
 enum class ScaledKind : std::uint8_t { swiglu, gelu_tanh, gelu_erf };
 
 /// Row-contiguous. y (N, F) = act(h) times the scale (N) of its row, which is f32 (f64 for f64); a
-/// null scale is 1. amax (N) f32: the largest |y| of each row; null if not needed.
+/// null scale is 1. rounded: of y.
 using ScaledActivationKernel = void(const Tensor& h, const Tensor& scale, ScaledKind kind,
-                                    const Tensor& y, const Tensor& amax);
+                                    const Tensor& y, const RoundedRows& rounded);
 /// dscale has the shape and dtype of scale.
 using ScaledActivationBwdKernel = void(const Tensor& h, const Tensor& scale, const Tensor& dy,
                                        ScaledKind kind, const Tensor& dh, const Tensor& dscale);

@@ -39,7 +39,7 @@ constexpr std::int64_t sort_by_expert_scratch(std::int64_t slots, std::int64_t e
 using SortByExpertKernel = void(const Tensor& experts, const RowLayout& layout,
                                 const Tensor& scratch, const Tensor& row_of, const Tensor& slot_of,
                                 const Tensor& rows);
-/// y (N, C) = x (T, C) at token slot_of (N) / k; zeros where slot_of is -1.
+/// y (N, C) = x (T, C) at token slot_of (N) / k; zeros where slot_of is -1. Also of codes, in e4m3.
 using PermuteKernel = void(const Tensor& x, const Tensor& slot_of, std::int64_t k, const Tensor& y);
 /// y (T, C) = the sum of x (N, C) at rows row_of (T, k), in the order of k; -1 adds nothing.
 using CombineKernel = void(const Tensor& x, const Tensor& row_of, const Tensor& y);

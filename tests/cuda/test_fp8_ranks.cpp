@@ -60,6 +60,26 @@ TEST_CASE("fp8 ranks: a column-parallel and a row-parallel layer agree with the 
     });
 }
 
+TEST_CASE("fp8 ranks: rows of a rank that are no operand of a product are refused with overlap") {
+  run_ranks(2, [](World& w) {
+    const fp8::Recipe r;
+    const Tensor x = random({24, 16}, 1, DType::bf16).to(kGpu);
+    const Tensor weight = random({16, 16}, 2, DType::bf16).to(kGpu);
+    const auto message = [&](Overlap form) {
+      return test::error_of([&] { fp8_gather_linear(x, weight, {}, r, nullptr, w.all(), {form}); });
+    };
+    CHECK(message(Overlap::none) == "no error");
+    CHECK(message(Overlap::ring) ==
+          "fp8_gather_linear: on a GPU overlap needs rows of each rank that are a multiple of 16, "
+          "got 24");
+    const Tensor all = random({48, 16}, 3, DType::bf16).to(kGpu);
+    CHECK(test::error_of(
+              [&] { fp8_linear_scatter(all, weight, r, nullptr, w.all(), Overlap::pipeline); }) ==
+          "fp8_linear_scatter: on a GPU overlap needs rows of each rank that are a multiple of 16, "
+          "got 24");
+  });
+}
+
 TEST_CASE("fp8 ranks: tokens that travel as codes arrive as on the CPU") {
   run_ranks(2, [](World& w) {
     const DeviceMesh mesh(w, {.ep = 2});

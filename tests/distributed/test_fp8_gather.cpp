@@ -40,16 +40,35 @@ void set_gradients(const Model& model, int rank) {
   }
 }
 
-// "" if the codes and scales are those of the whole weight.
-std::string differences(const fp8::LayerState& state, const Tensor& weight,
+// "" if the codes and scales are those of the whole weight, which the other model has.
+std::string differences(const nn::Fp8Layer& alone, const nn::Fp8Layer& plain,
                         const fp8::Recipe& recipe) {
+  const Tensor& weight = plain.weight;
   const std::int64_t groups = weight.ndim() == 3 ? weight.dim(0) : 1, columns = weight.dim(-1);
   const Tensor rows = weight.detach().view({weight.numel() / columns, columns});
-  const fp8::Quantized want = fp8::quantize(rows, {.count = groups, .each = rows.dim(0) / groups},
-                                            fp8::kForward, recipe.numbers());
-  const fp8::Quantized* const got = state.weight.held();
+  const RowGroups each{.count = groups, .each = rows.dim(0) / groups};
+  const fp8::Quantized want =
+      recipe.scaling == fp8::Scaling::delayed
+          ? fp8::quantize_delayed(rows, each, fp8::kForward, plain.state->delayed,
+                                  fp8::Operand::weight, false)
+          : fp8::quantize(rows, each, fp8::kForward, recipe.numbers());
+  const fp8::Quantized* const got = alone.state->weight.held();
   if (!got) return "no codes";
   return different_bits(got->rows, want.rows) + different_bits(got->inverse, want.inverse);
+}
+
+// What a forward pass does to the history of delayed scales, and the end of the step.
+void use(Model& model, const fp8::Recipe& recipe, ProcessGroup& all) {
+  if (recipe.scaling != fp8::Scaling::delayed) return;
+  for (const nn::Fp8Layer& layer : nn::fp8_layers(model)) {
+    const Tensor& w = layer.weight;
+    const auto given = layer.state->weight.given(w, false, {.each = w.numel() / w.dim(-1)});
+    fp8::count_amax(layer.state->delayed, fp8::Operand::weight,
+                    given ? given->amax : w.detach().to(DType::f32).abs().view({w.numel()}));
+  }
+  nn::Fp8Step(model, recipe).finish([&](const Tensor& amax) {
+    all.at_once().all_reduce(amax, Reduce::max).wait();
+  });
 }
 
 }  // namespace
@@ -57,9 +76,11 @@ std::string differences(const fp8::LayerState& state, const Tensor& weight,
 TEST_CASE("fp8 gather: codes are those of whole weights, after steps and after writes") {
   test::distributed_test({1, 2, 3}, [](World& w) {
     const DeviceMesh mesh(w);
-    for (const bool powers : {false, true}) {
-      const fp8::Recipe recipe{.power_of_two = powers};
+    for (const fp8::Recipe& recipe :
+         {fp8::Recipe{}, fp8::Recipe{.power_of_two = true},
+          fp8::Recipe{.scaling = fp8::Scaling::delayed, .history = 3}}) {
       Model alone, plain;
+      for (Model* m : {&alone, &plain}) nn::prepare_fp8(*m, recipe);
       Ddp codes(alone, mesh, {}, {.bucket_size = 1000, .shard = true, .fp8_weights = recipe}),
           values(plain, mesh, {}, {.bucket_size = 1000, .shard = true});
       ShardedOptimizer a(codes, optim::AdamWOptions{.lr = 0.1}),
@@ -67,9 +88,13 @@ TEST_CASE("fp8 gather: codes are those of whole weights, after steps and after w
       const auto same = [&] {
         a.wait();
         b.wait();
-        CHECK(differences(alone.up.fp8_state, plain.up.weight, recipe) == "");
-        CHECK(differences(alone.experts.fp8_up, plain.experts.up, recipe) == "");
-        CHECK(differences(alone.experts.fp8_down, plain.experts.down, recipe) == "");
+        const auto left = nn::fp8_layers(alone), right = nn::fp8_layers(plain);
+        for (std::size_t i = 0; i < left.size(); ++i) {
+          CHECK(differences(left[i], right[i], recipe) == "");
+          if (recipe.scaling == fp8::Scaling::delayed)
+            CHECK(different_bits(left[i].state->delayed.history, right[i].state->delayed.history) ==
+                  "");
+        }
         CHECK(alone.up.weight.storage()->released);
         CHECK(!alone.up.bias.storage()->released);
       };
@@ -77,6 +102,7 @@ TEST_CASE("fp8 gather: codes are those of whole weights, after steps and after w
       for (int step = 0; step < 3; ++step) {
         for (const auto& [model, ddp, adam] :
              {std::tuple(&alone, &codes, &a), std::tuple(&plain, &values, &b)}) {
+          use(*model, recipe, w.all());
           set_gradients(*model, w.rank() + step);
           adam->step(ddp->finish(1.0));
           adam->zero_grad();
@@ -93,14 +119,14 @@ TEST_CASE("fp8 gather: codes are those of whole weights, after steps and after w
   });
 }
 
-TEST_CASE("fp8 gather: needs scales from the weights themselves") {
+TEST_CASE("fp8 gather: blocks are refused") {
   run_ranks(2, [](World& w) {
     const DeviceMesh mesh(w);
     Model model;
     const DdpOptions options{.shard = true,
                              .fp8_weights = fp8::Recipe{.scaling = fp8::Scaling::block}};
     CHECK(test::error_of([&] { Ddp(model, mesh, {}, options); }) ==
-          "ddp: fp8_weights needs scales from the tensors themselves");
+          "ddp: fp8_weights needs a recipe with one scale for a weight, got blocks");
   });
 }
 

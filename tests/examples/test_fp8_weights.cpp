@@ -93,6 +93,11 @@ TEST_CASE("fp8 weights: ranks, backward in bf16, samples, offload") {
          o.batch = 6;
          o.machine.fp8_recipe = Fp8Recipe::current_pow2;
        }},
+      {"zero, delayed scales, experts", 2,
+       [](GptOptions& o) {
+         o.parallel = {.ranks = 2, .zero = true};
+         o.machine.fp8_recipe = Fp8Recipe::delayed;
+       }},
       {"zero, tp + sp", 0,
        [](GptOptions& o) { o.parallel = {.ranks = 4, .tp = 2, .sp = true, .zero = true}; }},
       {"tp + sp", 0,

@@ -280,8 +280,9 @@ TEST_CASE("options: incompatible settings are refused") {
   CHECK(alone("--master-weights", "remainder") ==
         "--fp8-weights: needs --master-weights f32, got remainder");
   CHECK(refusal({"--dtype", "fp8", "--fp8-weights", "--zero"}) == "no error");
-  CHECK(refusal({"--dtype", "fp8", "--fp8-weights", "--zero", "--fp8-recipe", "block"}) ==
-        "--fp8-weights: with --zero needs --fp8-recipe current or current-pow2, got block");
+  CHECK(
+      refusal({"--dtype", "fp8", "--fp8-weights", "--zero", "--fp8-recipe", "block"}) ==
+      "--fp8-weights: with --zero needs --fp8-recipe current, current-pow2 or delayed, got block");
   CHECK(alone("--fp8-backward", "high-precision") ==
         "--fp8-weights: needs --fp8-backward fp8 or dequantized, got high-precision");
   const auto overlapped = [&](const char* flag, const char* value) {

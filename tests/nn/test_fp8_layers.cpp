@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "weft/core/allocator.h"
+#include "weft/core/profile.h"
 #include "weft/core/random.h"
 #include "weft/nn/fp8.h"
 #include "weft/nn/gpt.h"
@@ -87,6 +88,31 @@ TEST_CASE("fp8: which products of a model are in FP8") {
     CHECK(count(ops, "mlp") == 0);
     CHECK(count(ops, "linear_cross_entropy") == (sparse ? 2 : 1));
   }
+}
+
+TEST_CASE("fp8: norms, activations and sorted tokens are rounded in the pass that makes them") {
+  for (const bool sparse : {false, true})
+    for (const Scaling scaling : {Scaling::delayed, Scaling::block}) {
+      const Recipe recipe{.scaling = scaling};
+      const Gpt model = model_of(config(sparse), recipe);
+      const fp8::Autocast scope(recipe);
+      const RandomScope random({.seed = 1, .step = 1});
+      Tape tape;
+      Profiler profile;
+      profile.start("forward");
+      const Tensor ids = ids_of(5);
+      (void)model.losses(ids, ids);
+      profile.stop();
+      std::int64_t passes = 0;
+      for (const Profiler::Entry& e : profile.entries())
+        if (e.kernel.find("quantize") != std::string::npos && !e.kernel.starts_with("dequantize"))
+          passes += e.work.calls;
+      // Weights, and the inputs that another op makes: attention's output; with experts also the
+      // shared expert's, which reads the tokens after the experts did, and MTP's projection.
+      const int weights = sparse ? 17 : 8, inputs = sparse ? 3 + 2 + 1 : 2;
+      CAPTURE(sparse);
+      CHECK(passes == weights + inputs + (scaling == Scaling::block ? weights : 0));
+    }
 }
 
 TEST_CASE("fp8: outside of a scope the bits are those without FP8") {

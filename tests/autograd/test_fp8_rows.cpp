@@ -1,5 +1,5 @@
-// Largest magnitudes that the op before a product computes: the same bytes as with a pass of their
-// own, and less of them read.
+// Largest magnitudes and codes that the op before a product computes: the same bytes as with a pass
+// of their own, and less of them read.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/fp8_linear.h"
-#include "weft/autograd/fp8_row_amax.h"
+#include "weft/autograd/fp8_rows.h"
 #include "weft/autograd/layer_norm.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/rms_norm.h"
@@ -20,7 +20,7 @@
 #include "weft/core/profile.h"
 #include "weft/tests/support.h"
 
-namespace weft::fp8_row_amax_test {
+namespace weft::fp8_rows_test {
 namespace {
 
 using fp8::Recipe;
@@ -54,7 +54,74 @@ Tensor operand(const Producer& p, std::int64_t rows, std::int64_t width, DType t
 // Under the tape, outside of any Autocast: nothing is remembered.
 Tensor plain(const Producer& p, const Tensor& x) { return p.make(x); }
 
+const Recipe kDelayed{.scaling = Scaling::delayed, .history = 4}, kBlock{.scaling = Scaling::block};
+
+fp8::LayerState state_of(const Recipe& r) {
+  fp8::LayerState state;
+  if (r.scaling == Scaling::delayed)
+    state.delayed = {Tensor::zeros({r.history, 3}), Tensor::of({50, 20, 90})};
+  return state;
+}
+
+// By a pass of its own.
+fp8::Quantized rounded(const Tensor& y, const Recipe& r, const fp8::LayerState& state) {
+  const RowGroups rows{.each = y.dim(0)};
+  if (r.scaling == Scaling::block)
+    return fp8::quantize_tiles(y, rows, fp8::kForward, {1, kFp8Block}, r.numbers());
+  return fp8::quantize_delayed(y, rows, fp8::kForward, state.delayed, fp8::Operand::x, false);
+}
+
 }  // namespace
+
+TEST_CASE("fp8 rows: codes and scales of a pass of their own") {
+  for (const Recipe& r : {kDelayed, kBlock})
+    for (const Producer& p : kProducers)
+      for (const DType t : {DType::f32, DType::bf16})
+        for (const std::int64_t width : {1, 7, 128, 300, 700}) {
+          CAPTURE(p.name);
+          CAPTURE(width);
+          const fp8::LayerState state = state_of(r);
+          const Tensor x = operand(p, 9, width, t);
+          x.detach().select(0, 4).mul_(1e6);
+          x.detach().select(0, 5).zero_();
+          Tape tape;
+          const Tensor y = plain(p, x);
+          const fp8::Quantized want = rounded(y.detach(), r, state);
+          const fp8::Autocast scope(r);
+          const fp8::ProducesFor next(&state);
+          const Tensor again = p.make(x);
+          CHECK(different_bits(again, y) == "");
+          const RoundedRows got = fp8::take_rows(again, r, state.delayed);
+          REQUIRE(got.codes.defined());
+          CHECK(different_bits(got.codes, want.rows) == "");
+          CHECK(different_bits(got.inverse, want.inverse) == "");
+          CHECK(!fp8::take_rows(again, r, state.delayed).codes.defined());
+        }
+}
+
+TEST_CASE(
+    "fp8 rows: codes are for the layer that was named, with the scale that they were made with") {
+  const fp8::LayerState state = state_of(kDelayed), other = state_of(kDelayed);
+  const Tensor x = random({16, 32}, 1, DType::bf16).set_requires_grad();
+  Tape tape;
+  const fp8::Autocast scope(kDelayed);
+  const auto made = [&](const fp8::LayerState* reader) {
+    const fp8::ProducesFor next(reader);
+    return rms_norm(x, {}, 1e-5);
+  };
+  const auto has_codes = [&](const Tensor& y, const fp8::LayerState& reader) {
+    return fp8::take_rows(y, kDelayed, reader.delayed).codes.defined();
+  };
+  CHECK(!has_codes(made(nullptr), state));
+  const Tensor y = made(&state);
+  CHECK(!has_codes(y, other));
+  CHECK(!fp8::take_rows(y, Recipe{}, {}).codes.defined());
+  CHECK(fp8::take_rows(y, Recipe{}, {}).amax.defined());
+  CHECK(has_codes(y, state));
+  const Tensor old = made(&state);
+  fp8::roll(state.delayed, kDelayed);
+  CHECK(!has_codes(old, state));
+}
 
 TEST_CASE("fp8 row amax: the largest magnitude of each row, and the same result as without") {
   for (const Producer& p : kProducers)
@@ -91,8 +158,7 @@ TEST_CASE("fp8 row amax: a NaN and an infinity of a row stay visible") {
 }
 
 TEST_CASE("fp8 row amax: products have the same bits as with a pass of their own") {
-  const Recipe recipes[] = {
-      {}, {.power_of_two = true}, {.scaling = Scaling::delayed, .history = 4}};
+  const Recipe recipes[] = {{}, {.power_of_two = true}, kDelayed, kBlock};
   for (const Recipe& r : recipes)
     for (const Producer& p : kProducers)
       for (const DType t : {DType::f32, DType::bf16}) {
@@ -102,16 +168,15 @@ TEST_CASE("fp8 row amax: products have the same bits as with a pass of their own
         TensorList results[2];
         Tensor histories[2];
         for (const bool known : {false, true}) {
-          fp8::LayerState state;
-          if (r.scaling == Scaling::delayed)
-            state.delayed = {Tensor::zeros({r.history, 3}), Tensor::full({3}, 50)};
+          const fp8::LayerState state = state_of(r);
           const Tensor x = operand(p, 64, 48, t);
           Tape tape;
           Tensor h;
           if (!known) h = plain(p, x);
           const fp8::Autocast scope(r);
+          const fp8::ProducesFor next(&state);
           if (known) h = p.make(x);
-          CHECK(fp8::row_amax_of(h).defined() == known);
+          if (r.scaling != Scaling::block) CHECK(fp8::row_amax_of(h).defined() == known);
           const Tensor y = fp8_linear(h, weight, {}, r, &state);
           results[known] = tape.gradients(y, {x, weight}, dy);
           results[known].push_back(y.detach());
@@ -141,6 +206,42 @@ TEST_CASE("fp8 row amax: permuted tokens, with padded rows, in groups") {
     results[known].push_back(y.detach());
   }
   for (int i = 0; i < 3; ++i) CHECK(different_bits(results[0][i], results[1][i]) == "");
+}
+
+TEST_CASE("fp8 rows: codes of permuted tokens, with padded rows, in groups") {
+  const Tensor choice = Tensor::of({{0, 2}, {2, 0}, {2, -1}, {0, 2}, {-1, 2}}).to(DType::i64);
+  const ExpertRows rows = sort_by_expert(choice, 3, {.alignment = 16});
+  const Tensor x = random({5, 144}, 1, DType::bf16).set_requires_grad();
+  const Tensor w = random({3, 48, 144}, 2, DType::bf16).set_requires_grad();
+  for (const Recipe& r : {kDelayed, kBlock}) {
+    const fp8::Autocast scope(r);
+    TensorList results[2];
+    Tensor histories[2];
+    double moved[2] = {};
+    for (const bool known : {false, true}) {
+      const fp8::LayerState state = state_of(r);
+      Tape tape;
+      const Tensor h = [&] {
+        const fp8::ProducesFor next(known ? &state : nullptr);
+        return rms_norm(x, {}, 1e-5);
+      }();
+      const Tensor tokens = permute_tokens(h, rows);
+      CHECK(!fp8::take_rows(h, r, state.delayed).codes.defined());
+      Profiler profile;
+      profile.start("forward");
+      const Tensor y = fp8_grouped_linear(tokens, w, rows.rows, r, &state);
+      profile.stop();
+      for (const Profiler::Entry& e : profile.entries())
+        if (e.kernel.find("quantize") != std::string::npos) moved[known] += e.work.bytes;
+      results[known] = tape.gradients(y, {x, w}, random(y.shape(), 3, DType::bf16));
+      results[known].push_back(y.detach());
+      histories[known] = state.delayed.history;
+    }
+    for (int i = 0; i < 3; ++i) CHECK(different_bits(results[0][i], results[1][i]) == "");
+    // Blocks along the other axis, for backward, take a pass over bf16 as before.
+    CHECK(moved[0] - moved[1] >= 3.0 * 144 * static_cast<double>(rows.slot_of.numel()));
+    if (r.scaling == Scaling::delayed) CHECK(different_bits(histories[0], histories[1]) == "");
+  }
 }
 
 TEST_CASE(
@@ -199,4 +300,4 @@ TEST_CASE("fp8 row amax: the product reads its operand once") {
   CHECK(bytes(true) == weight + 64 * 4 + 4);
 }
 
-}  // namespace weft::fp8_row_amax_test
+}  // namespace weft::fp8_rows_test
