@@ -126,6 +126,9 @@ FAULTS = [
      "loader"),
     ("packed_targets_shifted", "data/packing.cpp", "targets[at] = all[source + 1];", "targets[at] = all[source];",
      "data"),
+    ("held_out_inside_a_document", "data/documents.cpp", "if (e < size) cut = e;", "if (e < size) cut = wanted;", "megatron"),
+    ("mixture_repeats_an_epoch", "data/mixture.cpp", "static_cast<std::uint64_t>(number / size)", "std::uint64_t{0}", "mixture"),
+    ("other_contents_resume", "data/loader.cpp", "state.at(\"rows_crc32c\").as_int() == fingerprint_", "true", "loader"),
     # Tokenizers.
     ("whole_piece_is_merged", "tokenizer/bpe.cpp", "if (parts_.whole_first) {", "if (false) {", "tokenizer"),
     ("user_text_names_added_tokens", "tokenizer/bpe.cpp", "all_(o.added_tokens ? 1 : 0)", "all_(1)", "tokenizer"),
