@@ -145,6 +145,59 @@ void compare(int ranks, bool fp8, Report& report) {
   }
 }
 
+/// The same two layers with all tokens on every rank. The sum of the input's gradient waits for the
+/// product that makes it, or is hidden by the product for the weight's gradient.
+std::array<Cost, 2> whole_costs(int ranks, double bytes_per_s) {
+  std::array<Cost, 2> all;
+  distributed::WorldOptions options;
+  options.link.bytes_per_s = bytes_per_s;
+  distributed::run_ranks(
+      ranks,
+      [&](World& w) {
+        Layers l = layers_of(w);
+        l.x = Tensor::empty({kTokens, kWidth});
+        normal_(l.x, {1, 0, 0}, 0, 0.05);
+        l.x.set_requires_grad();
+        ProcessGroup& g = w.all();
+        for (int i = -1; i < kPasses; ++i)
+          for (const bool hides : {false, true}) {
+            g.barrier().wait();
+            const double begin = now(), waited = w.stats().waiting_s;
+            {
+              Tape tape;
+              const Tensor h = hides ? distributed::copy_linear(l.x, l.up, {}, g)
+                                     : linear(distributed::copy_to_group(l.x, g), l.up);
+              const Tensor y = distributed::reduce_from_group(linear(h, l.down), g);
+              tape.gradients(y, {l.x, l.up, l.down}, y.detach());
+            }
+            if (w.rank() != 0 || i < 0) continue;
+            all[hides].whole.push_back(now() - begin);
+            all[hides].waiting.push_back(w.stats().waiting_s - waited);
+          }
+      },
+      options);
+  return all;
+}
+
+void hidden_sums(int ranks, Report& report) {
+  const std::array<Cost, 2> fast = whole_costs(ranks, 0);
+  // Two sums, of the output and of the input's gradient, in a quarter of the compute time.
+  const double bytes = 2 * 2.0 * sizeof(float) * kTokens * kWidth * (ranks - 1) / ranks;
+  const double bandwidth = bytes / (0.25 * median(fast[0].whole));
+  const std::array<Cost, 2> slow = whole_costs(ranks, bandwidth);
+  const std::string what = message("{} ranks, all tokens, ", ranks);
+  report.row(what + "link", 1e-9 * bandwidth, "GB/s");
+  const char* const names[] = {"sums in turn", "gradient's sum hidden"};
+  for (std::size_t f = 0; f < 2; ++f) {
+    report.row(what + names[f] + ", no link", 1e3 * median(fast[f].whole), "ms");
+    report.row(what + names[f] + ", link", 1e3 * median(slow[f].whole), "ms");
+    report.row(what + names[f] + ", waiting for the link",
+               1e3 * (median(slow[f].waiting) - median(fast[f].waiting)), "ms");
+  }
+  report.row(what + "hidden / in turn, no link", ratio(fast[1], fast[0]), "");
+  report.row(what + "hidden / in turn, link", ratio(slow[1], slow[0]), "");
+}
+
 // Two layers of experts as wide as the MLP of a small model. Two of eight experts process a token.
 constexpr std::int64_t kExpertTokens = 1024, kExpertWidth = 256, kExpertHidden = 512;
 constexpr int kExpertPasses = 31;
@@ -221,7 +274,10 @@ int main(int argc, char** argv) try {
   bench::Report report(argc, argv, {{"--dtype", &dtype, "f32|fp8"}});
   check(dtype == "f32" || dtype == "fp8", "--dtype: must be f32 or fp8, got {}", dtype);
   bench::compare(2, dtype == "fp8", report);
-  if (dtype == "f32") bench::delayed_gradients(2, report);
+  if (dtype == "f32") {
+    bench::hidden_sums(2, report);
+    bench::delayed_gradients(2, report);
+  }
   return report.finish();
 } catch (const weft::Error& e) {
   std::fprintf(stderr, "bench_overlap: %s\n", e.what());

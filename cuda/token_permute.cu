@@ -132,6 +132,26 @@ __global__ void __launch_bounds__(kThreads)
   if (i < n) x[i] = value;
 }
 
+// One thread per row after the move, which looks up its chunk.
+__global__ void __launch_bounds__(kThreads)
+    token_permute_place_chunks_kernel(const std::int64_t* chunks, std::int64_t n, std::int64_t rows,
+                                      std::int64_t* row_of, std::int64_t* slot_of) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= rows) return;
+  std::int64_t own = 0;  // the last chunk that begins at row i or before
+  for (std::int64_t end = n; own + 1 < end;) {
+    const std::int64_t middle = (own + end) / 2;
+    if (chunks[3 * middle + 1] <= i)
+      own = middle;
+    else
+      end = middle;
+  }
+  const std::int64_t from = chunks[3 * own];
+  const std::int64_t slot = from < 0 ? -1 : from + i - chunks[3 * own + 1];
+  slot_of[i] = slot;
+  if (slot >= 0) row_of[slot] = i;
+}
+
 /// Row and column of pack i for rows of `packs` packs.
 struct Place {
   std::int64_t row, pack;
@@ -225,6 +245,14 @@ void sort_by_expert(const Tensor& experts, const RowLayout& layout, const Tensor
            chunks, layout, counts, first, row_of.data<std::int64_t>(),
            slot_of.data<std::int64_t>());
   });
+}
+
+void place_chunks(const Tensor& chunks, const Tensor& row_of, const Tensor& slot_of) {
+  const std::int64_t rows = slot_of.numel();
+  if (rows == 0) return;
+  launch(token_permute_place_chunks_kernel, grid_of(blocks_for(rows, kThreads)), kThreads, 0,
+         chunks.data<std::int64_t>(), chunks.dim(0), rows, row_of.data<std::int64_t>(),
+         slot_of.data<std::int64_t>());
 }
 
 void permute_tokens(const Tensor& x, const Tensor& slot_of, std::int64_t k, const Tensor& y) {

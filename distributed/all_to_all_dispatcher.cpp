@@ -1,8 +1,12 @@
 #include <algorithm>
+#include <optional>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/router_loss.h"
 #include "weft/autograd/view.h"
+#include "weft/core/dispatch.h"
+#include "weft/core/kernels/token_permute.h"
+#include "weft/core/memory_trace.h"
 #include "weft/distributed/expert_dispatcher.h"
 #include "weft/distributed/row_path.h"
 
@@ -63,23 +67,30 @@ ExpertRows sort_chunks(const RowCounts& counts, std::int64_t P, std::int64_t Q, 
   }
   // No reordering is needed if one expert's rows come from one rank after the other.
   if (alignment == 1 && (P * Q == 1 || (E == 1 && (P == 1 || Q == 1)))) return out;
-  const Tensor row_of = Tensor::empty({source[P * Q * E], 1}, DType::i64);
-  const Tensor slot_of = Tensor::full({total}, -1, DType::i64);
-  std::int64_t begin = 0;
+  // From each chunk's first row, to which row, how many; then the padding of its expert.
+  const Tensor chunks = Tensor::empty({(P * Q + 1) * E, 3}, DType::i64);
+  std::int64_t* chunk = chunks.data<std::int64_t>();
+  std::int64_t row = 0;
+  const auto add = [&](std::int64_t from, std::int64_t n) {
+    *chunk++ = from;
+    *chunk++ = row;
+    *chunk++ = n;
+    row += n;
+  };
+  std::int64_t end = 0;
   for (std::int64_t e = 0; e < E; ++e) {
-    std::int64_t row = begin;
     for (std::int64_t p = 0; p < P; ++p)
-      for (std::int64_t q = 0; q < Q; ++q) {
-        std::int64_t from = source[(q * P + p) * E + e];
-        for (std::int64_t i = counts.of(p, q, first + e); i > 0; --i) {
-          row_of.data<std::int64_t>()[from] = row;
-          slot_of.data<std::int64_t>()[row++] = from++;
-        }
-      }
-    begin += out.rows.data<std::int64_t>()[e];
+      for (std::int64_t q = 0; q < Q; ++q)
+        add(source[(q * P + p) * E + e], counts.of(p, q, first + e));
+    end += out.rows.data<std::int64_t>()[e];
+    add(-1, end - row);
   }
-  out.row_of = to_device(row_of, device);
-  out.slot_of = to_device(slot_of, device);
+  out.row_of = Tensor::empty({source[P * Q * E], 1}, DType::i64, device);
+  out.slot_of = Tensor::empty({total}, DType::i64, device);
+  std::optional<UntracedScope> untraced;
+  if (device == kMeta) untraced.emplace();  // on the CPU it is `chunks`
+  dispatch<cpu::place_chunks, cuda::place_chunks>(to_device(chunks, device), out.row_of,
+                                                  out.slot_of);
   return out;
 }
 

@@ -1,10 +1,11 @@
 #include "weft/distributed/checkpoint.h"
 
 #include <algorithm>
-#include <array>
+#include <new>
 #include <utility>
 #include <vector>
 
+#include "weft/autograd/tape.h"
 #include "weft/core/error.h"
 #include "weft/distributed/agree.h"
 
@@ -12,69 +13,187 @@ namespace weft::distributed {
 namespace {
 
 // The outcome on one rank.
-constexpr std::int64_t kWell = 0, kVerify = 1, kFailed = 2, kUnreadable = 3;
+constexpr std::int64_t kWell = 0, kVerify = 1, kFailed = 2, kUnreadable = 3, kBusy = 4;
 
-// The message of the Error that f throws, or "".
+// The message of the exception that f throws, or "".
 template <class F>
 std::string failure_of(F&& f) {
   try {
     f();
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {
     return e.what();
   }
   return "";
 }
 
-// What one rank has written: outcome, then size and checksum of its model and optimizer files.
-using Written = std::array<std::int64_t, 5>;
+// A tensor in memory that no allocator counts: how long a copy stays depends on the disk, and
+// peak_bytes must not.
+Tensor uncounted(const Shape& shape, DType dtype) {
+  const auto bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
+  void* const data = ::operator new(std::max<std::size_t>(bytes, 1));
+  return Tensor::wrap(
+      data, shape, dtype, [](void* block) { ::operator delete(block); }, data);
+}
+
+// False if there is no memory for it.
+bool copy_to_host(SliceSources& slices) {
+  const NoGradGuard off;
+  try {
+    for (auto& [name, slice] : slices) {
+      TensorSource& source = slice.values;
+      const Tensor copy = uncounted(source.shape, source.dtype);
+      copy.copy_(source.read().detach());
+      source.read = [copy] { return copy; };
+    }
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return true;
+}
 
 }  // namespace
+
+CheckpointSave::CheckpointSave(World& world, const std::string& out_dir, CheckpointPart part,
+                               const SaveOptions& options)
+    : world_(world), out_dir_(out_dir), part_(std::move(part)), options_(options) {
+  check(options.keep >= 0, "save_checkpoint: keep must be at least 0, got {}", options.keep);
+  on_rank_0(world, [&] { io::begin_checkpoint(out_dir, part_.step); });
+  bool copied = false;
+  not_written_ = failure_of([&] {
+    copied = options.background && copy_to_host(part_.model) && copy_to_host(part_.optimizer);
+  });
+  if (!copied && not_written_.empty()) write();
+  // After the last value is read: a rank that aborted a collective knows it before any rank reads a
+  // wrong value.
+  if (options.devices && not_written_.empty())
+    not_written_ = failure_of([&] { options.devices->check_well(); });
+  if (copied && not_written_.empty())
+    start([this] {
+      write();
+      if (world_.size() > 1 || !not_written_.empty()) return;
+      all_ = {written()};
+      commit();
+    });
+}
+
+CheckpointSave::~CheckpointSave() {
+  if (world_.size() > 1) stop_.request_stop();
+  join();
+  if (world_.rank() == 0 && !(has_committed_ && not_committed_.empty())) abandon();
+}
+
+// Frees the disk space. The error that led here is the one to report.
+void CheckpointSave::abandon() {
+  failure_of([&] { io::abandon_checkpoint(out_dir_, part_.step); });
+}
+
+void CheckpointSave::start(std::function<void()> work) {
+  done_ = false;
+  thread_ = std::thread([this, work = std::move(work)] {
+    work();
+    done_ = true;
+  });
+}
+
+void CheckpointSave::join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void CheckpointSave::write() {
+  not_written_ = failure_of([&] {
+    const std::string folder = io::checkpoint_folder(out_dir_, part_.step);
+    const io::Metadata metadata = {{"step", std::to_string(part_.step)}};
+    const auto save = [&](const char* kind, const SliceSources& slices) {
+      return save_slices(folder + "/" + io::shard_name(kind, world_.rank()), slices, metadata,
+                         stop_.get_token());
+    };
+    files_[0] = save("model", part_.model);
+    files_[1] = save("optim", part_.optimizer);
+  });
+}
+
+void CheckpointSave::commit() {
+  has_committed_ = true;
+  not_committed_ = failure_of([&] {
+    const std::string folder = io::checkpoint_folder(out_dir_, part_.step);
+    std::vector<io::CheckpointFile> list;
+    for (int r = 0; r < world_.size(); ++r) {
+      const Written& w = all_[static_cast<std::size_t>(r)];
+      list.push_back({io::shard_name("model", r), {w[1], static_cast<std::uint32_t>(w[2])}});
+      list.push_back({io::shard_name("optim", r), {w[3], static_cast<std::uint32_t>(w[4])}});
+    }
+    for (const auto& [name, text] : part_.more)
+      list.push_back({name, io::write_file(folder + "/" + name, text)});
+    io::commit_checkpoint(out_dir_, part_.step, std::move(list), part_.state, options_.keep);
+  });
+}
+
+CheckpointSave::Written CheckpointSave::written() const {
+  return {not_written_.empty() ? kWell : kFailed, files_[0].bytes, std::int64_t{files_[0].crc32c},
+          files_[1].bytes, std::int64_t{files_[1].crc32c}};
+}
+
+void CheckpointSave::fail(const std::string& why) {
+  if (world_.rank() == 0) abandon();
+  throw Error(why, Fault::system);
+}
+
+// False while a rank is still writing.
+bool CheckpointSave::all_have_written() {
+  std::vector<Written> all = from_all(world_, is_busy() ? Written{kBusy} : written());
+  const auto first = [&](std::int64_t outcome) {
+    return std::find_if(all.begin(), all.end(), [=](const Written& w) { return w[0] == outcome; });
+  };
+  if (first(kBusy) != all.end()) return false;
+  join();
+  if (const auto failed = first(kFailed); failed != all.end()) {
+    const int rank = static_cast<int>(failed - all.begin());
+    fail(message("save_checkpoint: rank {}: {}", rank, text_from(world_, rank, not_written_)));
+  }
+  all_ = std::move(all);
+  return true;
+}
+
+bool CheckpointSave::advance(bool waits) {
+  if (waits) join();
+  if (!commits_) {
+    if (!all_have_written()) return false;
+    commits_ = true;
+    if (world_.rank() == 0 && !has_committed_) {
+      if (waits)
+        commit();
+      else
+        start([this] { commit(); });
+    }
+  }
+  const std::int64_t outcome = from_rank_0(world_, is_busy()                ? kBusy
+                                                   : not_committed_.empty() ? kWell
+                                                                            : kFailed);
+  if (outcome == kBusy) return false;
+  join();
+  if (outcome == kFailed) fail(text_from(world_, 0, not_committed_));
+  return true;
+}
 
 void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step,
                      const SlicedTensors& model, const SlicedTensors& optimizer,
                      const std::string& state, int keep,
                      const std::map<std::string, std::string>& more, const World* devices) {
-  check(keep >= 0, "save_checkpoint: keep must be at least 0, got {}", keep);
-  const std::string folder = io::checkpoint_folder(out_dir, step);
-  on_rank_0(world, [&] { io::begin_checkpoint(out_dir, step); });
+  CheckpointSave(world, out_dir,
+                 {.step = step,
+                  .model = sources_of(model),
+                  .optimizer = sources_of(optimizer),
+                  .state = state,
+                  .more = more},
+                 {.keep = keep, .devices = devices})
+      .finish();
+}
 
-  io::FileSummary files[2];
-  const std::string names[2] = {io::shard_name("model", world.rank()),
-                                io::shard_name("optim", world.rank())};
-  std::string failure = failure_of([&] {
-    const io::Metadata metadata = {{"step", std::to_string(step)}};
-    files[0] = save_slices(folder + "/" + names[0], model, metadata);
-    files[1] = save_slices(folder + "/" + names[1], optimizer, metadata);
-    // Last: a rank that aborted a collective knows it before any rank reads a wrong value.
-    if (devices) devices->check_well();
-  });
-  const std::vector<Written> all = from_all(
-      world, Written{failure.empty() ? kWell : kFailed, files[0].bytes,
-                     std::int64_t{files[0].crc32c}, files[1].bytes, std::int64_t{files[1].crc32c}});
-  const auto failed =
-      std::find_if(all.begin(), all.end(), [](const Written& w) { return w[0] == kFailed; });
-  if (failed != all.end()) {
-    const int rank = static_cast<int>(failed - all.begin());
-    failure = message("save_checkpoint: rank {}: {}", rank, text_from(world, rank, failure));
-  }
-  std::vector<io::CheckpointFile> list;
-  for (int r = 0; r < world.size(); ++r) {
-    const Written& w = all[static_cast<std::size_t>(r)];
-    list.push_back({io::shard_name("model", r), {w[1], static_cast<std::uint32_t>(w[2])}});
-    list.push_back({io::shard_name("optim", r), {w[3], static_cast<std::uint32_t>(w[4])}});
-  }
-  on_rank_0(world, [&] {
-    try {
-      check_system(failure.empty(), "{}", failure);
-      for (const auto& [name, text] : more)
-        list.push_back({name, io::write_file(folder + "/" + name, text)});
-      io::commit_checkpoint(out_dir, step, std::move(list), state, keep);
-    } catch (const Error&) {
-      // Free the disk space; report the error that led here.
-      failure_of([&] { io::abandon_checkpoint(out_dir, step); });
-      throw;
-    }
-  });
+std::int64_t bytes_of(const SliceSources& slices) {
+  std::int64_t bytes = 0;
+  for (const auto& [name, s] : slices)
+    bytes += s.values.shape.numel() * static_cast<std::int64_t>(size_of(s.values.dtype));
+  return bytes;
 }
 
 std::optional<io::Checkpoint> find_checkpoint(World& world, const std::string& out_dir) {

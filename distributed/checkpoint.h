@@ -1,8 +1,14 @@
 #pragma once
+#include <array>
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
+#include <stop_token>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "weft/distributed/shard_files.h"
 #include "weft/distributed/world.h"
@@ -10,18 +16,88 @@
 
 namespace weft::distributed {
 
-/// io::save_checkpoint() by all ranks of the world, which call it together and share the file
-/// system. Rank r writes model-r and optim-r with its slices. Every element must be in a slice of
-/// some rank; replicas need not be written twice. The manifest is written last, when all files
-/// exist: if a rank dies earlier, the previous checkpoint stays valid. `state` is rank 0's, and so
-/// are `more`: further files by name. Throws the same Error on every rank when one cannot write, or
-/// when `devices`, the world that moves the tensors if that is another one, has failed on one: its
-/// tensors may then be wrong.
+/// What one rank puts into a checkpoint.
+struct CheckpointPart {
+  std::int64_t step = 0;
+  SliceSources model = {}, optimizer = {};
+  std::string state = "{}";                      ///< rank 0's
+  std::map<std::string, std::string> more = {};  ///< rank 0's: further files by name
+};
+
+struct SaveOptions {
+  int keep = 0;             ///< see io::save_checkpoint()
+  bool background = false;  ///< write from a copy on the host, on a thread of its own
+  /// The world that moves the tensors, if that is another one. If it has failed on a rank, tensors
+  /// may be wrong and are not saved.
+  const World* devices = nullptr;
+};
+
+/// io::save_checkpoint() by all ranks of the world, which make all calls together and share the
+/// file system. Rank r writes model-r and optim-r with its slices. Every element must be in a slice
+/// of some rank; replicas need not be written twice. The manifest is written last, when all files
+/// exist: if a rank dies earlier, the previous checkpoint stays valid.
+///
+/// In the background, the constructor copies this rank's tensors to memory of the host that no
+/// allocator counts, and returns; without room for a copy it writes them at once. Threads only
+/// write files; that all ranks have written theirs is agreed in advance(), so that no collective
+/// runs beside those of training.
+///
+///   CheckpointSave save(world, out, part, {.background = true});
+///   do step(); while (!save.advance());
+class CheckpointSave {
+ public:
+  /// Throws the same Error on every rank when the folder cannot be made.
+  CheckpointSave(World& world, const std::string& out_dir, CheckpointPart part,
+                 const SaveOptions& options);
+  /// One rank completes the checkpoint, whose errors then are lost. Several cannot agree any more:
+  /// they stop writing.
+  ~CheckpointSave();
+  CheckpointSave(const CheckpointSave&) = delete;
+
+  /// True once the checkpoint is complete; then do not call it again. Throws the same Error on
+  /// every rank when one cannot write.
+  bool advance() { return advance(false); }
+  /// Waits until it is complete. Throws Error as advance().
+  void finish() { advance(true); }
+
+ private:
+  /// What a rank has written: outcome, then size and checksum of its model and optimizer files.
+  using Written = std::array<std::int64_t, 5>;
+
+  bool advance(bool waits);
+  bool all_have_written();
+  void write();
+  Written written() const;
+  /// On rank 0 only.
+  void commit();
+  void abandon();
+  [[noreturn]] void fail(const std::string& why);
+  void start(std::function<void()> work);
+  bool is_busy() const { return thread_.joinable() && !done_; }
+  void join();
+
+  World& world_;
+  const std::string out_dir_;
+  CheckpointPart part_;
+  const SaveOptions options_;
+  io::FileSummary files_[2];                 ///< of model and optimizer
+  std::vector<Written> all_;                 ///< of all ranks, once they have written
+  std::string not_written_, not_committed_;  ///< why, on this rank
+  bool commits_ = false, has_committed_ = false;
+  std::thread thread_;
+  std::stop_source stop_;
+  std::atomic<bool> done_{false};
+};
+
+/// A CheckpointSave at once. `state` and `more` are rank 0's.
 void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step,
                      const SlicedTensors& model, const SlicedTensors& optimizer,
                      const std::string& state, int keep = 0,
                      const std::map<std::string, std::string>& more = {},
                      const World* devices = nullptr);
+
+/// The bytes that a CheckpointSave copies.
+std::int64_t bytes_of(const SliceSources& slices);
 
 /// io::find_checkpoint() by rank 0; each rank verifies a share of the files. Throws the same Error
 /// on every rank where io::find_checkpoint() does.

@@ -37,6 +37,16 @@ SlicedTensors model_slices(const StateDict& state, const DeviceMesh& mesh, const
   return slices;
 }
 
+SliceSources model_slices(const TensorSources& state, const DeviceMesh& mesh,
+                          const Layout& layout) {
+  SliceSources slices;
+  std::int64_t i = 0;
+  for (const auto& [name, source] : state)
+    if (writes(mesh, layout_of(layout, name), i++))
+      slices[name] = {source, slice_of(layout, name, source.shape)};
+  return slices;
+}
+
 StateDict read_model(const StateDict& state, const Layout& layout, const ShardFiles& files) {
   return files.like(state, [&](const std::string& name, const Shape& shape) {
     return slice_of(layout, name, shape);

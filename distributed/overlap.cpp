@@ -41,7 +41,43 @@ void backward_of_scatter(Backward& b, const Tensor& x_in, const Tensor& weight,
   if (b.needs(0)) b.add(0, reshape(dx, x_in.shape()));
 }
 
+void backward_of_copy(Backward& b, const Tensor& x_in, const Tensor& weight, ProcessGroup& group) {
+  const Tensor x = contiguous(as_matrix(x_in)), dy = contiguous(as_matrix(b.dy()));
+  Tensor dx;
+  Work sum;
+  if (b.needs(0)) {
+    dx = empty_like(x);
+    gemm(dy, weight, dx);
+    sum = group.all_reduce(dx);
+  }
+  weft::detail::add_linear_gradients(b, 1, 2, dy, x);
+  if (!b.needs(0)) return;
+  sum.wait();
+  b.add(0, reshape(dx, x_in.shape()));
+}
+
 }  // namespace
+
+Tensor copy_linear(const Tensor& x, const Tensor& weight_in, const Tensor& bias,
+                   ProcessGroup& group) {
+  detail::check_row_operands("copy_linear", x, weight_in, bias);
+  if (group.size() == 1) return linear(x, weight_in, bias);
+  const Tensor weight = contiguous(weight_in);
+  Shape shape = x.shape();
+  shape[shape.size() - 1] = weight.dim(0);
+  Tensor y = Tensor::empty(shape, x.dtype(), x.device());
+  {
+    const NoGradGuard quiet;
+    gemm_bias(as_matrix(x), weight, bias, as_matrix(y));
+  }
+  if (recording(x, weight, bias))
+    Tape::record("copy_linear", {&x, &weight, &bias}, {&y},
+                 [sx = save(x, "x"), sw = save(weight, "weight"), g = &group](Backward& b) {
+                   b.once_differentiable();
+                   backward_of_copy(b, sx.get(), sw.get(), *g);
+                 });
+  return y;
+}
 
 Tensor gather_linear(const Tensor& x, const Tensor& weight_in, const Tensor& bias,
                      ProcessGroup& group) {

@@ -29,6 +29,17 @@ inline constexpr Word<Overlap> kOverlapWords[] = {
 Tensor gather_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                      ProcessGroup& group);
 
+/// linear(copy_to_group(x), weight, bias), where backward sums the gradient of x over the ranks
+/// during the product for the weight's gradient: the same bits, sooner.
+///
+/// Shapes   x (..., n, C), weight (N, C), bias (N) or null -> (..., n, N)
+/// Dtypes   f32, f64, bf16, f16, all equal
+/// Device   as ProcessGroup
+/// Saves    x, weight
+/// Throws   Error as gather_linear
+/// Source   Shoeybi et al. 2019, arXiv:1909.08053, section 3
+Tensor copy_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, ProcessGroup& group);
+
 /// reduce_scatter_rows(linear(x, weight)), where finished rows (ring) or columns (pipeline) are in
 /// flight while the next ones are multiplied. Values are added in rank order. Backward gathers dy
 /// in a ring during the product for dx. On a GPU both forms run as a pipeline.

@@ -50,8 +50,8 @@ class ReplicatedOptimizer : public RangeOptimizer {
     make(options);
   }
   optim::StepResult step(const optim::GradClip& clip) override { return inner_->step(clip); }
-  SlicedTensors state() const override {
-    return model_slices(inner_->state_dict(), ddp_->mesh(), ddp_->layout());
+  SliceSources state_sources() const override {
+    return model_slices(inner_->state_sources(), ddp_->mesh(), ddp_->layout());
   }
 };
 
@@ -102,10 +102,10 @@ class LocalOptimizer : public ParallelOptimizer {
       }
     return zeros;
   }
-  SlicedTensors state() const override {
-    SlicedTensors out;
-    for (const auto& [name, tensor] : inner_->state_dict())
-      out[name] = {tensor, ShardSlice::of(tensor.shape())};
+  SliceSources state_sources() const override {
+    SliceSources out;
+    for (const auto& [name, source] : inner_->state_sources())
+      out[name] = {source, ShardSlice::of(source.shape)};
     return out;
   }
   void load_state(const ShardFiles& files) override {
@@ -119,6 +119,14 @@ class LocalOptimizer : public ParallelOptimizer {
 };
 
 }  // namespace
+
+SlicedTensors ParallelOptimizer::state() const {
+  const NoGradGuard off;
+  SlicedTensors out;
+  for (const auto& [name, source] : state_sources())
+    out[name] = {source.values.read().clone(), source.slice};
+  return out;
+}
 
 bool includes(Members members, const BucketLayout& bucket) {
   return members == Members::all || (members == Members::experts) == bucket.expert;
@@ -156,18 +164,21 @@ void RangeOptimizer::make(const optim::AnyOptions& options) {
   first_lr_ = inner_->lr();
 }
 
-SlicedTensors RangeOptimizer::slices(bool all) const {
-  StateDict state = inner_->state_dict();
-  SlicedTensors out;
-  const Tensor step = state.at("step");
-  if (all || ddp_->mesh().world().rank() == 0) out["step"] = {step, ShardSlice::of(step.shape())};
+SliceSources RangeOptimizer::slices(bool all) const {
+  const TensorSources state = inner_->state_sources();
+  SliceSources out;
+  const TensorSource& step = state.at("step");
+  if (all || ddp_->mesh().world().rank() == 0) out["step"] = {step, ShardSlice::of(step.shape)};
   for (std::size_t i = 0; i < ranges_.size(); ++i) {
     const Range& r = ranges_[i];
     if (r.begin == r.end || !(all || r.counted > 0)) continue;
     const std::string prefix = inner_->parameters()[i].name + '.';
     for (auto it = state.lower_bound(prefix); it != state.end() && it->first.starts_with(prefix);
          ++it)
-      out[it->first] = {it->second.view({-1}), slice_of(*ddp_, r.parameter, r.begin, r.end)};
+      out[it->first] = {{{r.end - r.begin},
+                         it->second.dtype,
+                         [read = it->second.read] { return read().view({-1}); }},
+                        slice_of(*ddp_, r.parameter, r.begin, r.end)};
   }
   return out;
 }
@@ -183,7 +194,7 @@ SlicedTensors RangeOptimizer::values(bool all) const {
   return out;
 }
 
-SlicedTensors RangeOptimizer::state() const { return slices(false); }
+SliceSources RangeOptimizer::state_sources() const { return slices(false); }
 
 // Rejects files that lack a state this rank needs, or hold a state of these parameters that this
 // optimizer does not have, such as another optimizer's or another dtype's.
@@ -281,9 +292,9 @@ void ChainedOptimizer::set_lr(double lr) {
   for (std::size_t i = 0; i < children_.size(); ++i) children_[i]->set_lr(lr * ratios_[i]);
 }
 
-SlicedTensors ChainedOptimizer::state() const {
-  SlicedTensors out;
-  for (const auto& child : children_) out.merge(child->state());
+SliceSources ChainedOptimizer::state_sources() const {
+  SliceSources out;
+  for (const auto& child : children_) out.merge(child->state_sources());
   return out;
 }
 

@@ -69,9 +69,12 @@ class ParallelOptimizer {
   /// device. Throws Error unless the Ddp counts zeros.
   virtual Tensor zero_gradients() const { return ddp_->zeros(); }
 
-  /// The state that this rank writes; all ranks together write everything. Holds copies of "step"
-  /// and "<parameter>.<state>", each with its place in the whole tensor.
-  virtual SlicedTensors state() const = 0;
+  /// The state that this rank writes; all ranks together write everything: "step" and
+  /// "<parameter>.<state>", each with its place in the whole tensor. What is read holds until the
+  /// next step, and needs memory for one tensor at a time: see optim::Optimizer::state_sources().
+  virtual SliceSources state_sources() const = 0;
+  /// Copies of them all.
+  SlicedTensors state() const;
   /// Loads this rank's part of a state saved with any layout. Load the model first. Throws Error
   /// when a state of a parameter is missing, on a state that this kind of optimizer does not have,
   /// on other shapes, and when a file cannot be read.
@@ -123,7 +126,7 @@ class RangeOptimizer : public ParallelOptimizer {
   void store_as_masters(const std::vector<Tensor>& p) override { inner_->store_as_masters(p); }
   void restore_values() override { inner_->restore_values(); }
   void release_values() override { inner_->release_values(); }
-  SlicedTensors state() const override;
+  SliceSources state_sources() const override;
   void load_state(const ShardFiles& files) override;
   Tensor counted_squares() const override;
   /// Its parameters are the ranges, named after the parameters they belong to.
@@ -146,7 +149,7 @@ class RangeOptimizer : public ParallelOptimizer {
     std::int64_t begin, end;
     std::int64_t counted;  ///< leading elements that no other rank counts
   };
-  SlicedTensors slices(bool all) const;
+  SliceSources slices(bool all) const;
   void check_names(const ShardFiles& files, const StateDict& state) const;
   double first_lr_ = 0;
   std::vector<Range> ranges_;
@@ -177,7 +180,7 @@ class ChainedOptimizer : public ParallelOptimizer {
   void store_as_masters(const std::vector<Tensor>& parameters) override;
   void restore_values() override;
   void release_values() override;
-  SlicedTensors state() const override;
+  SliceSources state_sources() const override;
   void load_state(const ShardFiles& files) override;
   SlicedTensors parameter_slices() override;
   NamedTensors held_slices() const override;

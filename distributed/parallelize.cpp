@@ -78,8 +78,9 @@ class Parallelizer {
         {Shard::kEnter | Shard::kLeave | Shard::kProduct, &Parallelizer::head},
         {Shard::kHeadLoss, &Parallelizer::loss},
         {Shard::kHeads, &Parallelizer::heads},
-        {Shard::kTokens, &Parallelizer::tokens}};
-    static_assert(std::size(kRules) == static_cast<std::size_t>(Kind::tokens) + 1);
+        {Shard::kTokens, &Parallelizer::tokens},
+        {0, &Parallelizer::own_parameters}};
+    static_assert(std::size(kRules) == static_cast<std::size_t>(Kind::own) + 1);
     const Rule& rule = kRules[static_cast<std::size_t>(p.kind)];
     const bool enters = p.communicates && (p.kind == Kind::heads || p.kind == Kind::tokens);
     const unsigned needed = rule.members | (enters ? +Shard::kEnter : 0U);
@@ -145,7 +146,8 @@ class Parallelizer {
           layout->shared_by = cut.sharers;
         }
     const bool overlaps = p.communicates && plan_.overlap != Overlap::none;
-    if (p.communicates && !overlaps) s.enter = entrance();
+    const std::function<Tensor(const Tensor&)> enter = p.communicates ? entrance() : nullptr;
+    if (!overlaps) s.enter = enter;
     ShareRows share;
     if (!cut.shared.empty())
       share = [g = &tp_, rows = std::make_shared<const std::vector<SharedRows>>(cut.shared),
@@ -153,15 +155,16 @@ class Parallelizer {
         return t.defined() ? share_rows(t, *g, rows, all) : t;
       };
     if (share || overlaps)
-      s.product = [g = &tp_, share, overlaps](const Tensor& x, const Tensor& w,
-                                              const Tensor& bias) {
+      s.product = [g = &tp_, share, overlaps, gathers = plan_.sequence](
+                      const Tensor& x, const Tensor& w, const Tensor& bias) {
         const Tensor b = share ? share(bias) : bias, used = share ? share(w) : w;
-        return overlaps ? gather_linear(x, used, b, *g) : linear(x, used, b);
+        if (!overlaps) return linear(x, used, b);
+        return gathers ? gather_linear(x, used, b, *g) : copy_linear(x, used, b, *g);
       };
     const bool gathers = p.communicates && plan_.sequence;
-    if (!gathers && !share) return;
+    if (!gathers && !share && !overlaps) return;
     const Fp8Rows how{plan_.overlap, gathers_again(name)};
-    s.fp8_product = [g = &tp_, share, how, gathers, enter = s.enter](
+    s.fp8_product = [g = &tp_, share, how, gathers, enter](
                         const Tensor& x, const Tensor& w, const Tensor& bias,
                         const fp8::Recipe& recipe, const fp8::LayerState& state) {
       const auto multiply = [&](const Tensor& used, const Tensor& b, const fp8::LayerState& own) {
@@ -188,7 +191,7 @@ class Parallelizer {
         const Tensor y = fp8_linear_scatter(x, w, recipe, &state, *g, form);
         return b.defined() ? add(y, b) : y;
       };
-    if (plan_.overlap == Overlap::none) {
+    if (plan_.overlap == Overlap::none || !plan_.sequence) {
       s.leave = exit(plan_.sequence);
       return;
     }
@@ -243,6 +246,16 @@ class Parallelizer {
   void tokens(const std::string&, const Placement& p, nn::Shard& s) {
     s.tokens = {tp_.rank(), tp_.size()};
     if (p.communicates) s.enter = [g = &tp_](const Tensor& x) { return scatter_rows(x, *g); };
+  }
+
+  void own_parameters(const std::string& name, const Placement& p, nn::Shard&) {
+    for (const auto& [parameter, units] : p.parameters) {
+      const Tensor t = own(name, parameter.c_str());
+      check(t.defined(), "parallelize: {} has no parameter {}", name, parameter);
+      check(t.dim(0) == width_of(units), "parallelize: {}.{} must have {} rows by its rule, got {}",
+            name, parameter, width_of(units), t.dim(0));
+      keep(t, 0, cut_units(name, units, tp_).ranges);
+    }
   }
 
   // For parameters of no sharded layer: the first rule that matches a module they are in.

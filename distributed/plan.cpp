@@ -34,6 +34,21 @@ void add_latent_attention(std::vector<Plan::Rule>& rules, const nn::GptConfig& c
   rules.push_back({in_block(R"(mla\.(q_down|q_norm|kv_down|kv_norm))"), Placement::whole(true)});
 }
 
+// A key head goes with the value heads that share it. The norm's gradient covers this rank's heads.
+void add_delta_net(std::vector<Plan::Rule>& rules, const nn::GptConfig& c) {
+  const nn::GatedDeltaNetOptions d = c.delta_options();
+  const std::int64_t sharers = d.value_heads / d.key_heads;
+  const auto heads = [&](std::int64_t width) { return Units{"key heads", d.key_heads, width}; };
+  const Units keys = heads(d.key_dim), values = heads(sharers * d.value_dim), each = heads(sharers);
+  rules.push_back(
+      {in_block("delta"),
+       Placement::own({{"conv", {keys, keys, values}}, {"a_log", {each}}, {"dt_bias", {each}}})});
+  rules.push_back(
+      {in_block(R"(delta\.in_proj)"), Placement::column({keys, keys, values, values, each, each})});
+  rules.push_back({in_block(R"(delta\.norm)"), Placement::whole(true)});
+  rules.push_back({in_block(R"(delta\.out_proj)"), Placement::row(values)});
+}
+
 void add_mlp(std::vector<Plan::Rule>& rules, const std::string& name, const nn::GptConfig& c,
              std::int64_t width) {
   const Units features{"hidden features", width};
@@ -62,13 +77,7 @@ Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
   for (std::int64_t i = 0; i < c.layers; ++i) {
     attentions += c.mixer(i) == 'a';
     experts += c.has_experts(i);
-    check(c.mixer(i) == 'a' || !o.sequence,
-          "gpt_plan: a {} needs all tokens of a sequence; leave sequence parallelism out for "
-          "pattern \"{}\"",
-          nn::mixer_kind(c, i).name, c.pattern);
   }
-  check(o.sequence || o.overlap == Overlap::none,
-        "gpt_plan: overlap hides the gathers and scatters of sequence parallelism; set sequence");
   const bool scatters = o.sequence && c.arch == nn::Arch::gpt2;
   Plan plan;
   plan.sequence = o.sequence;
@@ -86,11 +95,12 @@ Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
     else
       add_attention(rules, c);
   }
+  if (c.has_delta()) add_delta_net(rules, c);
   if (experts < c.layers) add_mlp(rules, in_block("mlp"), c, c.ffn_dim());
   if (experts > 0 && c.moe.shared_ffn > 0)
     add_mlp(rules, in_block(R"(moe\.shared\.mlp)"), c, c.moe.shared_ffn);
   if (o.sequence) plan.gathers_again = gathers_again(c);
-  // The rest: norms, routers, experts, projections of MTP depths, other mixers.
+  // The rest: norms, routers, experts, projections of MTP depths.
   rules.push_back({".*", Placement::whole(o.sequence)});
   return plan;
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct Placement {
     loss,    ///< classes of the fused head and loss, which reads the head's weight
     heads,   ///< an attention layer with a shard of the heads
     tokens,  ///< a model whose tokens are split between products
+    own,     ///< rows of a layer's own parameters, besides its products
   };
   Kind kind = Kind::whole;
   std::vector<Units> units = {};  ///< column, row: packed one after another; else what is sharded
@@ -36,6 +38,7 @@ struct Placement {
   /// column, heads: all-gathers x, or sums its gradient, before the layer. table: sums the rows
   /// found and splits them by tokens at once. tokens: splits the embedded tokens.
   bool communicates = true;
+  std::map<std::string, std::vector<Units>> parameters = {};  ///< own: by name, each packed
 
   static Placement whole(bool partial) { return {.kind = Kind::whole, .partial = partial}; }
   static Placement column(std::vector<Units> units, bool communicates = true) {
@@ -53,6 +56,9 @@ struct Placement {
   }
   static Placement heads(std::int64_t count, bool communicates) {
     return {.kind = Kind::heads, .units = {{"heads", count}}, .communicates = communicates};
+  }
+  static Placement own(std::map<std::string, std::vector<Units>> parameters) {
+    return {.kind = Kind::own, .parameters = std::move(parameters)};
   }
   /// `scatters`: the embedded tokens are not split yet; split them before the first dropout.
   static Placement tokens(bool scatters) {
@@ -80,15 +86,16 @@ struct GptPlanOptions {
   /// This also shards the activations there; an all-gather and a reduce-scatter replace each
   /// all-reduce.
   bool sequence = false;
-  /// With `sequence`: how products overlap with communication. The fused MLP then runs as three
-  /// ops. Latent attention overlaps its output only.
+  /// How products overlap with communication: with `sequence` the gathers and scatters, without it
+  /// the sum of a column-parallel layer's input gradient, in either form. The fused MLP then runs
+  /// as three ops. Latent attention overlaps its output only.
   Overlap overlap = Overlap::none;
 };
 
 /// The plan of a GPT. Attention is sharded by heads, MLPs by hidden features, and embedding, head
 /// and loss by rows of the vocabulary; MTP depths likewise; latent attention by heads after its
-/// latents. Norms, routers, experts and gated delta nets are replicated. Throws Error when gated
-/// delta nets meet `sequence`, and on `overlap` without `sequence`.
+/// latents, and gated delta nets by key heads with the value heads that share them. Norms, routers
+/// and experts are replicated.
 Plan gpt_plan(const nn::GptConfig& config, const GptPlanOptions& options = {});
 
 }  // namespace weft::distributed

@@ -14,6 +14,8 @@ namespace {
 constexpr const char* kKey = "pieces";
 // Files kept open: a rank that reads what it has written needs one of each kind.
 constexpr std::size_t kOpen = 8;
+// Elements that are less than a page apart are read together, up to so many bytes.
+constexpr std::int64_t kPage = 4096, kMostAtOnce = 4 << 20;
 
 bool is_whole(const ShardSlice& p) {
   return p.spec.cuts.empty() && p.begin == 0 && p.end == p.spec.whole.numel();
@@ -109,24 +111,39 @@ ShardSlice slice_from_json(const io::Json& json, const std::string& where) {
 
 ShardSlice ShardSlice::of(const nn::ShardSpec& part) { return {part, 0, shape_of(part).numel()}; }
 
-io::FileSummary save_slices(const std::string& path, const SlicedTensors& slices,
-                            const io::Metadata& metadata) {
-  StateDict tensors;
+SliceSources sources_of(const SlicedTensors& slices) {
+  SliceSources out;
+  for (const auto& [name, t] : slices)
+    out[name] = {{t.values.shape(), t.values.dtype(), [t = t.values] { return t; }}, t.slice};
+  return out;
+}
+
+io::FileSummary save_slices(const std::string& path, const SliceSources& slices,
+                            const io::Metadata& metadata, const std::stop_token& stop) {
+  TensorSources tensors;
   io::Json list = io::Json::object();
   bool cut = false;
-  for (const auto& [name, t] : slices) {
-    check(t.values.numel() == t.slice.end - t.slice.begin,
-          "save_slices: {} must have {} values, got {}", name, t.slice.end - t.slice.begin,
-          t.values.numel());
-    const bool whole = is_whole(t.slice);
-    tensors[name] = whole ? t.values.view(t.slice.spec.whole) : t.values;
-    if (whole) continue;
-    list.set(name, to_json(t.slice));
-    cut = true;
+  for (const auto& [name, s] : slices) {
+    const std::int64_t values = s.values.shape.numel();
+    check(values == s.slice.end - s.slice.begin, "save_slices: {} must have {} values, got {}",
+          name, s.slice.end - s.slice.begin, values);
+    TensorSource& out = tensors[name] = s.values;
+    if (is_whole(s.slice)) {
+      out.shape = s.slice.spec.whole;
+      out.read = [&s = s] { return s.values.read().detach().view(s.slice.spec.whole); };
+    } else {
+      list.set(name, to_json(s.slice));
+      cut = true;
+    }
   }
   io::Metadata with_slices = metadata;
   if (cut) with_slices[kKey] = list.dump();
-  return io::save_safetensors(path, tensors, with_slices);
+  return io::write_safetensors(path, tensors, with_slices, stop);
+}
+
+io::FileSummary save_slices(const std::string& path, const SlicedTensors& slices,
+                            const io::Metadata& metadata) {
+  return save_slices(path, sources_of(slices), metadata);
 }
 
 ShardFiles::ShardFiles(const std::vector<std::string>& paths) {
@@ -283,19 +300,75 @@ void ShardFiles::read_into(const std::string& name, const ShardSlice& slice,
     out.copy_(file.tensor(name).view(out.shape()));
     return;
   }
-  const Tensor all = whole(name);
-  if (is_whole(slice)) {
-    out.copy_(all.view(out.shape()));
-    return;
-  }
-  const Tensor part = Tensor::empty({slice.end - slice.begin}, all.dtype());
-  const auto width = static_cast<std::int64_t>(size_of(all.dtype()));
-  each_run(slice, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
-    std::memcpy(static_cast<char*>(part.raw()) + to * width,
-                static_cast<const char*>(all.raw()) + from * width,
-                static_cast<std::size_t>(count * width));
+  const bool in_place = out.device().is_cpu() && out.is_contiguous() && out.dtype() == dtype(name);
+  const Tensor values =
+      in_place ? out.detach().view({out.numel()}) : Tensor::empty({out.numel()}, dtype(name));
+  std::vector<Run> wanted = runs_of(slice);
+  for (const Source& s : found)
+    if (!wanted.empty()) wanted = read_from(s, wanted, values);
+  check_system(wanted.empty(), "checkpoint: element {} of {} {} is in none of the files",
+               wanted.empty() ? 0 : wanted[0].whole, name, shape);
+  if (!in_place) out.copy_(values.view(out.shape()));
+}
+
+std::vector<ShardFiles::Run> ShardFiles::runs_of(const ShardSlice& slice) {
+  std::vector<Run> runs;
+  each_run(slice, [&](std::int64_t whole, std::int64_t own, std::int64_t count) {
+    runs.push_back({whole, own, count});
   });
-  out.copy_(part.view(out.shape()));
+  return runs;
+}
+
+// Runs of a slice ascend in the whole tensor, so one pass over both lists finds what they share.
+std::vector<ShardFiles::Run> ShardFiles::read_from(const Source& s, const std::vector<Run>& wanted,
+                                                   const Tensor& out) const {
+  struct Piece {
+    std::int64_t from, to, count;  // elements of the file's tensor and of `out`
+  };
+  std::vector<Piece> pieces;
+  std::vector<Run> rest;
+  const std::vector<Run> stored = runs_of(slice(s));
+  auto has = stored.begin();
+  for (const Run& w : wanted) {
+    const std::int64_t end = w.whole + w.count;
+    for (std::int64_t at = w.whole; at < end;) {
+      while (has != stored.end() && has->whole + has->count <= at) ++has;
+      const std::int64_t next = has == stored.end() ? end : std::clamp(has->whole, at, end);
+      if (next > at) rest.push_back({at, w.own + at - w.whole, next - at});
+      at = next;
+      if (at == end) break;
+      const std::int64_t n = std::min(end, has->whole + has->count) - at;
+      pieces.push_back({has->own + at - has->whole, w.own + at - w.whole, n});
+      at += n;
+    }
+  }
+  if (pieces.empty()) return rest;
+  const io::SafetensorsFile& file = opened(s.file);
+  const std::string name(this->name(s));
+  const auto width = static_cast<std::int64_t>(size_of(out.dtype()));
+  for (std::size_t i = 0; i < pieces.size();) {
+    std::size_t last = i;
+    std::int64_t end = pieces[i].from + pieces[i].count;
+    while (last + 1 < pieces.size() && (pieces[last + 1].from - end) * width < kPage &&
+           (end - pieces[i].from) * width < kMostAtOnce) {
+      ++last;
+      end = pieces[last].from + pieces[last].count;
+    }
+    if (last == i) {
+      file.read_elements(name, pieces[i].from, out.narrow(0, pieces[i].to, pieces[i].count));
+    } else {
+      const Tensor read = Tensor::empty({end - pieces[i].from}, out.dtype());
+      file.read_elements(name, pieces[i].from, read);
+      for (std::size_t j = i; j <= last; ++j)
+        std::memcpy(
+            static_cast<char*>(out.raw()) + pieces[j].to * width,
+            static_cast<const char*>(read.raw()) + (pieces[j].from - pieces[i].from) * width,
+            static_cast<std::size_t>(pieces[j].count * width));
+      out.bump_version();
+    }
+    i = last + 1;
+  }
+  return rest;
 }
 
 void ShardFiles::check_complete(const std::string& name, std::span<const Source> sources) const {
@@ -321,15 +394,7 @@ Tensor ShardFiles::whole(const std::string& name) const {
   if (found.size() == 1 && is_whole(slice(found[0]))) return opened(found[0].file).tensor(name);
   check_complete(name, found);  // before allocating
   const Tensor out = Tensor::empty(whole_shape(found[0]), dtype(name));
-  const auto width = static_cast<std::int64_t>(size_of(out.dtype()));
-  for (const Source& s : found) {
-    const Tensor part = opened(s.file).tensor(name);
-    each_run(slice(s), [&](std::int64_t to, std::int64_t from, std::int64_t count) {
-      std::memcpy(static_cast<char*>(out.raw()) + to * width,
-                  static_cast<const char*>(part.raw()) + from * width,
-                  static_cast<std::size_t>(count * width));
-    });
-  }
+  read_into(name, ShardSlice::of(out.shape()), out);
   return out;
 }
 

@@ -4,11 +4,12 @@
 #include <functional>
 #include <map>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "weft/core/tensor.h"
+#include "weft/core/tensor_source.h"
 #include "weft/distributed/world.h"
 #include "weft/io/safetensors.h"
 #include "weft/nn/shard_spec.h"
@@ -32,9 +33,20 @@ struct SlicedTensor {
 };
 using SlicedTensors = std::map<std::string, SlicedTensor>;
 
-/// Writes the tensors of one rank as .safetensors. Unsharded tensors are stored as usual; for
-/// shards the metadata key "pieces" says where they belong. Throws Error when values and slice
-/// differ in their number of elements, and when writing fails.
+/// The same before the values are read.
+struct SliceSource {
+  TensorSource values;
+  ShardSlice slice;
+};
+using SliceSources = std::map<std::string, SliceSource>;
+SliceSources sources_of(const SlicedTensors& slices);
+
+/// Writes the tensors of one rank as .safetensors, reading one at a time. Unsharded tensors are
+/// stored as usual; for shards the metadata key "pieces" says where they belong. Throws Error when
+/// values and slice differ in their number of elements, when writing fails, and when a stop is
+/// requested.
+io::FileSummary save_slices(const std::string& path, const SliceSources& slices,
+                            const io::Metadata& metadata = {}, const std::stop_token& stop = {});
 io::FileSummary save_slices(const std::string& path, const SlicedTensors& slices,
                             const io::Metadata& metadata = {});
 
@@ -55,8 +67,9 @@ class ShardFiles {
   Shape shape(const std::string& name) const;
   /// Throws Error as shape().
   DType dtype(const std::string& name) const;
-  /// Fills `out` with a slice of the tensor and converts the dtype if necessary. Memory: nothing
-  /// beyond `out` if a file holds exactly this slice, else the whole tensor once. Throws Error as
+  /// Fills `out` with a slice of the tensor and converts the dtype if necessary. Reads only the
+  /// slice from the files, in pieces that are less than a page apart. Memory: nothing beyond `out`
+  /// if that is contiguous on the CPU and has the dtype, else the slice once more. Throws Error as
   /// shape(), when the shape of the whole differs, when `out` and the slice differ in their number
   /// of elements, when elements are missing from all files, and when reading fails.
   void read_into(const std::string& name, const ShardSlice& slice, const Tensor& out) const;
@@ -88,6 +101,14 @@ class ShardFiles {
   ShardSlice slice(const Source& s) const;
   /// All sources of a tensor. Throws Error when there is none.
   std::span<const Source> sources(const std::string& name) const;
+  /// Elements that are consecutive in the whole tensor and in a slice.
+  struct Run {
+    std::int64_t whole, own, count;
+  };
+  static std::vector<Run> runs_of(const ShardSlice& slice);
+  /// Reads what the file has of `wanted`, whose `own` are elements of `out`. Returns the rest.
+  std::vector<Run> read_from(const Source& s, const std::vector<Run>& wanted,
+                             const Tensor& out) const;
   void check_agreement(const Source& first, const Source& other) const;
   void check_complete(const std::string& name, std::span<const Source> sources) const;
 

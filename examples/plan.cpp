@@ -79,6 +79,10 @@ void print_step(const GptOptions& o, const MemoryPlan& plan) {
   print_fact("peak memory",
              message("{} of tensors on {}", byte_count(static_cast<double>(plan.peak.total())),
                      plan.device.is_gpu() ? "the GPU" : "the CPU"));
+  if (plan.bytes_copied)
+    print_fact("checkpoint", message("{} more of the host's memory while one is written; none with "
+                                     "--async-save off",
+                                     byte_count(static_cast<double>(plan.bytes_copied))));
   print_fact("work", message("{} TFLOP a step, {} sent{}", formatted("%.4g", plan.flops * 1e-12),
                              byte_count(static_cast<double>(plan.bytes_sent)),
                              plan.bytes_offloaded

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -82,7 +83,8 @@ FileSummary summarize(const std::string& path);
 /// file.
 class AtomicFile {
  public:
-  explicit AtomicFile(std::string path);
+  /// write() throws Error once a stop is requested.
+  explicit AtomicFile(std::string path, std::stop_token stop = {});
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -93,6 +95,7 @@ class AtomicFile {
 
  private:
   std::string path_, temporary_;
+  std::stop_token stop_;
   int fd_ = -1;
   FileSummary summary_;
 };
@@ -129,9 +132,12 @@ class InputFile {
 /// Test hooks. The environment variable WEFT_TEST_DISK_FULL_AFTER=N, read once at the first write,
 /// makes every write of this process fail with "No space left on device" after N bytes; the last
 /// write that fits partly is short. It allows a whole program to be tested against a full disk.
+/// WEFT_TEST_DISK_BYTES_PER_S=N imitates a slow disk: each file is written at that rate.
 namespace testing {
 /// The same for the current process; negative: no limit.
 void fail_writes_after(std::int64_t bytes);
+/// The same for the rate of each file; 0: as fast as the disk is.
+void slow_writes(double bytes_per_s);
 /// Simulates a crash: after `operations` changes of the file system (create, write, fsync, rename,
 /// remove) every further one, including clean-up, fails with an input/output error. Negative: no
 /// limit.

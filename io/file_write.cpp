@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <thread>
 #include <utility>
 
 #include "weft/core/error.h"
@@ -32,40 +34,60 @@ std::atomic<std::int64_t>& bytes_left() {
   return left;
 }
 
+double disk_rate_of_environment() {
+  const char* text = std::getenv("WEFT_TEST_DISK_BYTES_PER_S");
+  return text ? std::strtod(text, nullptr) : 0;
+}
+
+std::atomic<double>& disk_rate() {
+  static std::atomic<double> rate{disk_rate_of_environment()};
+  return rate;
+}
+
 std::atomic<std::int64_t> operations_left{kNoLimit};
 std::atomic<bool> crash_kills{false}, crash_happened{false};
 
 /// Called before every change of the file system. Returns false, with errno set, after a simulated
 /// crash.
 bool alive() {
-  if (operations_left == kNoLimit) return true;
-  if (operations_left == 0) {
-    if (crash_kills) std::raise(SIGKILL);
-    crash_happened = true;
-    errno = EIO;
-    return false;
-  }
-  --operations_left;
+  std::int64_t left = operations_left;
+  do {
+    if (left == kNoLimit) return true;
+    if (left == 0) {
+      if (crash_kills) std::raise(SIGKILL);
+      crash_happened = true;
+      errno = EIO;
+      return false;
+    }
+  } while (!operations_left.compare_exchange_weak(left, left - 1));
   return true;
 }
 
 ssize_t write_some(int fd, const void* data, std::size_t bytes) {
   if (!alive()) return -1;
-  std::atomic<std::int64_t>& left = bytes_left();
-  if (left != kNoLimit) {
+  if (const double rate = disk_rate(); rate > 0) {
+    bytes = std::min(bytes, static_cast<std::size_t>(1 + rate / 64));
+    std::this_thread::sleep_for(std::chrono::duration<double>(static_cast<double>(bytes) / rate));
+  }
+  std::int64_t left = bytes_left();
+  std::size_t fits = bytes;
+  do {
+    if (left == kNoLimit) return ::write(fd, data, bytes);
     if (left == 0) {
       errno = ENOSPC;
       return -1;
     }
-    bytes = std::min(bytes, static_cast<std::size_t>(left));
-    left -= static_cast<std::int64_t>(bytes);
-  }
+    fits = std::min(bytes, static_cast<std::size_t>(left));
+  } while (!bytes_left().compare_exchange_weak(left, left - static_cast<std::int64_t>(fits)));
+  bytes = fits;
   return ::write(fd, data, bytes);
 }
 
-void write_whole(int fd, const void* data, std::size_t bytes, const std::string& path) {
+void write_whole(int fd, const void* data, std::size_t bytes, const std::string& path,
+                 const std::stop_token& stop = {}) {
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {
+    check_system(!stop.stop_requested(), "write: '{}' is no longer needed", path);
     // One call writes at most 2 GiB; smaller pieces also keep signals from waiting long.
     const ssize_t done = write_some(fd, next, std::min(bytes, std::size_t{1} << 26));
     if (done < 0 && errno == EINTR) continue;
@@ -150,7 +172,8 @@ void remove_all(const std::string& path) {
   }
 }
 
-AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), temporary_(path_ + ".tmp") {
+AtomicFile::AtomicFile(std::string path, std::stop_token stop)
+    : path_(std::move(path)), temporary_(path_ + ".tmp"), stop_(std::move(stop)) {
   if (alive()) fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd_ < 0) FileError::raise("write", "create", path_);
 }
@@ -162,7 +185,7 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::write(const void* data, std::size_t bytes) {
-  write_whole(fd_, data, bytes, path_);
+  write_whole(fd_, data, bytes, path_, stop_);
   summary_.bytes += static_cast<std::int64_t>(bytes);
   summary_.crc32c = crc32c(data, bytes, summary_.crc32c);
 }
@@ -196,6 +219,7 @@ void append_file(const std::string& path, std::string_view text) {
 }
 
 void testing::fail_writes_after(std::int64_t bytes) { bytes_left() = bytes; }
+void testing::slow_writes(double bytes_per_s) { disk_rate() = bytes_per_s; }
 void testing::crash_after(std::int64_t operations) {
   crash_kills = crash_happened = false;
   operations_left = operations;

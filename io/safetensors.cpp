@@ -57,8 +57,8 @@ const FileDType& file_dtype(DType t) {
                        [t](const FileDType& f) { return f.dtype == t && !f.widen; });
 }
 
-std::int64_t byte_count(const Tensor& t) {
-  return t.numel() * static_cast<std::int64_t>(size_of(t.dtype()));
+std::int64_t byte_count(const TensorSource& t) {
+  return t.shape.numel() * static_cast<std::int64_t>(size_of(t.dtype));
 }
 
 /// A name that is quoted only when it is printed.
@@ -341,7 +341,7 @@ DType SafetensorsFile::dtype(const std::string& name) const { return dtype_of_en
 Tensor SafetensorsFile::tensor(const std::string& name) const {
   const Entry& e = entry(name);
   Tensor out = Tensor::empty(shape_of(e), dtype_of_entry(e));
-  read_data(e, out);
+  read_data(e, 0, out);
   return out;
 }
 
@@ -350,16 +350,31 @@ void SafetensorsFile::read_into(const std::string& name, const Tensor& out) cons
   check(shape_of(e) == out.shape(), "safetensors: '{}': tensor {} must have shape {}, got {}",
         path(), json_quote(name), out.shape(), shape_of(e));
   if (out.device().is_cpu() && out.is_contiguous() && out.dtype() == dtype_of_entry(e)) {
-    read_data(e, out);
+    read_data(e, 0, out);
     out.bump_version();
   } else {
     out.copy_(tensor(name));
   }
 }
 
-void SafetensorsFile::read_data(const Entry& e, const Tensor& out) const {
+void SafetensorsFile::read_elements(const std::string& name, std::int64_t first,
+                                    const Tensor& out) const {
+  const Entry& e = entry(name);
+  const std::int64_t all = shape_of(e).numel();
+  check(0 <= first && first <= all && out.numel() <= all - first,
+        "safetensors: '{}': tensor {} must have elements {} to {}, got {}", path(),
+        json_quote(name), first, first + out.numel(), all);
+  check(out.device().is_cpu() && out.is_contiguous() && out.dtype() == dtype_of_entry(e),
+        "safetensors: '{}': tensor {} must be read into contiguous {} on the CPU, got {} on {}",
+        path(), json_quote(name), dtype_of_entry(e), out.dtype(), out.device());
+  read_data(e, first, out);
+  out.bump_version();
+}
+
+void SafetensorsFile::read_data(const Entry& e, std::int64_t first, const Tensor& out) const {
   if (out.numel() == 0) return;
-  file().read(data_start_ + e.begin, out.raw(), e.end - e.begin);
+  const std::int64_t width = kFileDTypes[e.dtype].bits / 8;
+  file().read(data_start_ + e.begin + first * width, out.raw(), out.numel() * width);
   if (const Widen widen = kFileDTypes[e.dtype].widen) widen(out.raw(), out.numel());
   if (out.dtype() != DType::boolean) return;
   // A bool with another bit pattern would be undefined behaviour for every later reader.
@@ -371,19 +386,27 @@ void SafetensorsFile::read_data(const Entry& e, const Tensor& out) const {
 
 FileSummary save_safetensors(const std::string& path, const StateDict& tensors,
                              const Metadata& metadata) {
-  std::vector<const StateDict::value_type*> order;
-  for (const auto& named : tensors) {
-    const auto& [name, t] = named;
-    check(name != kMetadataKey, "save_safetensors: a tensor cannot be named __metadata__");
-    check(find_invalid_utf8(name) == std::string::npos,
-          "save_safetensors: tensor names must be UTF-8");
+  TensorSources sources;
+  for (const auto& [name, t] : tensors) {
     check(t.defined(), "save_safetensors: tensor {} is null", json_quote(name));
     check(!t.is_meta(), "save_safetensors: tensor {} is on the meta device and has no data",
           json_quote(name));
+    sources[name] = {t.shape(), t.dtype(), [&t = t] { return t; }};
+  }
+  return write_safetensors(path, sources, metadata);
+}
+
+FileSummary write_safetensors(const std::string& path, const TensorSources& tensors,
+                              const Metadata& metadata, const std::stop_token& stop) {
+  std::vector<const TensorSources::value_type*> order;
+  for (const auto& named : tensors) {
+    check(named.first != kMetadataKey, "save_safetensors: a tensor cannot be named __metadata__");
+    check(find_invalid_utf8(named.first) == std::string::npos,
+          "save_safetensors: tensor names must be UTF-8");
     order.push_back(&named);
   }
   std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-    const std::size_t x = size_of(a->second.dtype()), y = size_of(b->second.dtype());
+    const std::size_t x = size_of(a->second.dtype), y = size_of(b->second.dtype);
     return x != y ? x > y : a->first < b->first;
   });
 
@@ -398,8 +421,8 @@ FileSummary save_safetensors(const std::string& path, const StateDict& tensors,
     const auto& [name, t] = *named;
     const std::int64_t end = offset + byte_count(t);
     Json entry;
-    entry.set("dtype", std::string(file_dtype(t.dtype()).name));
-    entry.set("shape", Json::Array(t.shape().begin(), t.shape().end()));
+    entry.set("dtype", std::string(file_dtype(t.dtype).name));
+    entry.set("shape", Json::Array(t.shape.begin(), t.shape.end()));
     entry.set("data_offsets", Json::Array{offset, end});
     header.append(name, std::move(entry));
     offset = end;
@@ -410,15 +433,15 @@ FileSummary save_safetensors(const std::string& path, const StateDict& tensors,
   check(length <= kMaxHeader, "save_safetensors: the header must have at most {} bytes, got {}",
         kMaxHeader, length);
 
-  AtomicFile file(path);
+  AtomicFile file(path, stop);
   file.write(&length, kLengthBytes);
   file.write(text);
   for (const auto* named : order) {
     // detach(): a copy made here must not be recorded.
-    Tensor t = named->second.detach();
+    Tensor t = named->second.read().detach();
     if (!t.device().is_cpu()) t = t.to(kCpu);
     if (!t.is_contiguous()) t = t.contiguous();
-    if (t.numel() > 0) file.write(t.raw(), static_cast<std::size_t>(byte_count(t)));
+    if (t.numel() > 0) file.write(t.raw(), static_cast<std::size_t>(byte_count(named->second)));
   }
   return file.commit();
 }

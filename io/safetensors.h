@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "weft/core/named_tensor.h"
+#include "weft/core/tensor_source.h"
 #include "weft/io/file.h"
 
 namespace weft::io {
@@ -20,6 +22,9 @@ using Metadata = std::map<std::string, std::string>;
 /// Throws Error on a null or meta tensor, a reserved name, and when writing fails.
 FileSummary save_safetensors(const std::string& path, const StateDict& tensors,
                              const Metadata& metadata = {});
+/// The same with one tensor in memory at a time. Also throws Error when a stop is requested.
+FileSummary write_safetensors(const std::string& path, const TensorSources& tensors,
+                              const Metadata& metadata = {}, const std::stop_token& stop = {});
 
 /// Every tensor of a file, on the CPU. I8, I16 and U16 become i32, U32 becomes i64.
 /// Throws Error when the file is not a valid .safetensors file, or has a dtype that Weft does not
@@ -71,6 +76,10 @@ class SafetensorsFile {
   /// filled in place, without a second copy in memory.
   /// Throws Error when the shapes differ.
   void read_into(const std::string& name, const Tensor& out) const;
+  /// Fills `out`, a contiguous CPU tensor of the file's dtype, with consecutive elements of the
+  /// tensor from element `first` on, and reads nothing else.
+  /// Throws Error when the tensor does not have them.
+  void read_elements(const std::string& name, std::int64_t first, const Tensor& out) const;
 
  private:
   // A header may list a tensor in 50 bytes; an entry must not be much larger.
@@ -90,7 +99,7 @@ class SafetensorsFile {
   }
   Shape shape_of(const Entry& e) const;
   DType dtype_of_entry(const Entry& e) const;
-  void read_data(const Entry& e, const Tensor& out) const;
+  void read_data(const Entry& e, std::int64_t first, const Tensor& out) const;
 
   friend class SafetensorsHeader;
   std::string path_;

@@ -50,16 +50,20 @@ Tensor GatedDeltaNet::operator()(const Tensor& x, const TokenContext& context) c
   const Packing& packing = context.packing;
   KvCache* const cache = context.cache;
   if (packing) {
-    packing.check_row(x);
+    if (!context.part) packing.check_row(x);
     check(!cache, "gated_delta_net: a packed row cannot go with a cache");
   }
   const GatedDeltaNetOptions& o = options;
-  const std::int64_t batch = x.dim(0), tokens = x.dim(1), values = o.value_heads * o.value_dim;
-  const std::int64_t keys = o.key_heads * o.key_dim;
+  const std::optional<TokenPart>& part = context.part;
+  const std::int64_t batch = part ? part->sequences : x.dim(0);
+  const std::int64_t tokens = part ? part->tokens : x.dim(1);
+  const std::int64_t key_heads = own_key_heads(), value_heads = own_value_heads();
+  const std::int64_t keys = key_heads * o.key_dim, values = value_heads * o.value_dim;
   const DType real = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
 
-  const TensorList parts =
-      split(in_proj(x), {channels(o), values, o.value_heads, o.value_heads}, 2);
+  const Tensor projected = in_proj(x);  // of all tokens
+  const TensorList parts = split(projected.view({batch, tokens, projected.dim(-1)}),
+                                 {conv.dim(0), values, value_heads, value_heads}, 2);
   KvCache::Recurrent past;
   if (cache) past = cache->recurrent(context.layer);
   const Tensor mixed = causal_conv1d(parts[0], conv,
@@ -72,12 +76,12 @@ Tensor GatedDeltaNet::operator()(const Tensor& x, const TokenContext& context) c
   // by sqrt(K), and the longer q restores the output.
   const double length = static_cast<double>(o.key_dim);
   const auto unit = [&](const Tensor& t) {
-    return rms_norm(t.view({batch, tokens, o.key_heads, o.key_dim}), {}, 1e-6 / length);
+    return rms_norm(t.view({batch, tokens, key_heads, o.key_dim}), {}, 1e-6 / length);
   };
   const Tensor beta = mul(sigmoid(cast(parts[2], real)), 1 / length);
   const Tensor rate = softplus(add(cast(parts[3], real), cast(dt_bias, real)));
   const Tensor g = mul(neg(exp(cast(a_log, real))), rate);
-  const Tensor v = heads[2].view({batch, tokens, o.value_heads, o.value_dim});
+  const Tensor v = heads[2].view({batch, tokens, value_heads, o.value_dim});
   GatedDelta rule = gated_delta(
       unit(heads[0]), unit(heads[1]), v, g, beta,
       {.cu_seqlens = packing.cu_seqlens, .cu_checked = packing.checked(), .state = past.state});
@@ -86,7 +90,7 @@ Tensor GatedDeltaNet::operator()(const Tensor& x, const TokenContext& context) c
     cache->set_recurrent(context.layer,
                          {contiguous(seen.narrow(1, tokens, o.conv - 1)), rule.state});
   }
-  const Tensor z = parts[1].view({batch, tokens, o.value_heads, o.value_dim});
+  const Tensor z = parts[1].view({batch, tokens, value_heads, o.value_dim});
   return out_proj(swiglu(z, norm(rule.y)).view({batch, tokens, values}));
 }
 
@@ -105,7 +109,7 @@ void GatedDeltaNet::visit(Visitor& v) {
 
 std::string GatedDeltaNet::describe() const {
   return message("GatedDeltaNet({} value heads of {}, {} key heads of {}, {} taps)",
-                 options.value_heads, options.value_dim, options.key_heads, options.key_dim,
+                 own_value_heads(), options.value_dim, own_key_heads(), options.key_dim,
                  options.conv);
 }
 
@@ -113,15 +117,16 @@ KvCache::Entry GatedDeltaNet::cache_entry(std::int64_t batch, std::int64_t, DTyp
                                           Device device) const {
   const GatedDeltaNetOptions& o = options;
   const DType real = dtype == DType::f64 ? DType::f64 : DType::f32;
-  return {.state = {Tensor::zeros({batch, o.conv - 1, channels(o)}, dtype, device),
-                    Tensor::zeros({batch, o.value_heads, o.key_dim, o.value_dim}, real, device)}};
+  return {
+      .state = {Tensor::zeros({batch, o.conv - 1, conv.dim(0)}, dtype, device),
+                Tensor::zeros({batch, own_value_heads(), o.key_dim, o.value_dim}, real, device)}};
 }
 
 double GatedDeltaNet::multiply_adds(std::int64_t) const {
   const GatedDeltaNetOptions& o = options;
   // For each token the rule decays its state, reads it twice and writes it once.
   const double rule =
-      4.0 * static_cast<double>(o.value_heads * o.key_dim) * static_cast<double>(o.value_dim);
+      4.0 * static_cast<double>(own_value_heads() * o.key_dim) * static_cast<double>(o.value_dim);
   return in_proj.multiply_adds() + static_cast<double>(conv.numel()) + rule +
          out_proj.multiply_adds();
 }

@@ -34,6 +34,7 @@ struct GatedDeltaNet : Mixer {
   Tensor dt_bias;   // (Hv), f32 in every model
   RMSNorm norm;     // (V)
   Linear out_proj;  // (C, Hv V)
+  // A shard has some of the heads, in all of these but the norm.
 
   explicit GatedDeltaNet(std::int64_t dim, const GatedDeltaNetOptions& options);
   Tensor operator()(const Tensor& x, const TokenContext& context = {}) const override;
@@ -47,6 +48,11 @@ struct GatedDeltaNet : Mixer {
   /// Channels of the convolution: all of q, k and v.
   static std::int64_t channels(const GatedDeltaNetOptions& o) {
     return 2 * o.key_heads * o.key_dim + o.value_heads * o.value_dim;
+  }
+  /// Heads that are here: all, or those of this rank's shard.
+  std::int64_t own_value_heads() const { return a_log.dim(0); }
+  std::int64_t own_key_heads() const {
+    return own_value_heads() / (options.value_heads / options.key_heads);
   }
   /// Rows of in_proj.
   static std::int64_t inputs(const GatedDeltaNetOptions& o) {

@@ -10,6 +10,7 @@
 #include "weft/core/fields.h"
 #include "weft/core/kernels/optimizer.h"
 #include "weft/core/named_tensor.h"
+#include "weft/core/tensor_source.h"
 #include "weft/optim/clip.h"
 #include "weft/optim/groups.h"
 
@@ -122,6 +123,9 @@ class Optimizer {
   /// (f64 for an f64 model), whatever dtype the state has, and "<name>.master" (f32) where there is
   /// one, whatever its form.
   StateDict state_dict() const;
+  /// The same one tensor at a time: reading one copies it only if it is not stored in that form, or
+  /// waits outside of the device's memory. What is read holds until the next step.
+  TensorSources state_sources() const;
   /// Loads optimizer state. Load the model first: a 16-bit parameter that is written after its
   /// master weight resets that master. In the remainder form the parameter is overwritten with its
   /// high half; where a state of the f32 form has a tie, that bf16 differs from the model file's.
@@ -189,6 +193,10 @@ class Optimizer {
   void send_away(const Tensor& state) const;
   void send_away(std::size_t begin, std::size_t end) const;
   void bring_back(std::size_t begin, std::size_t end) const;
+  /// A state and the master weight of parameter i as state_dict() has them; without `copies`
+  /// perhaps the stored tensor itself.
+  Tensor read_state(const State& s, std::size_t i, bool copies) const;
+  Tensor read_master(std::size_t i, bool copies) const;
   /// update(), with states on the GPU a group at a time if they wait outside.
   void update_in_groups(const double* grad_scale, std::size_t begin, std::size_t end);
   /// Whether it has a master weight that no later write or move of the parameter has invalidated.

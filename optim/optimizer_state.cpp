@@ -56,6 +56,9 @@ Tensor unscaled(const Tensor& stored, const Tensor& scale, DType dtype) {
   return out;
 }
 
+// The dtype in which a state leaves.
+DType exported(DType stored) { return stored == DType::f64 ? DType::f64 : DType::f32; }
+
 constexpr double kLargestF16State = 32752;  // half of the f16 range leaves room for growth
 
 double absmax(const Tensor& t) {
@@ -83,20 +86,47 @@ void store(const Tensor& values, const Tensor& stored, const Tensor& scale, bool
 
 }  // namespace
 
+Tensor Optimizer::read_state(const State& s, std::size_t i, bool copies) const {
+  const Tensor& stored = s.tensors[i];
+  const RestoredScope here(stored.storage());
+  const DType dtype = exported(stored.dtype());
+  const bool as_it_is = !copies && !outside_ && stored.dtype() == dtype && !s.scales[i].defined();
+  return as_it_is ? stored : unscaled(stored, s.scales[i], dtype);
+}
+
+Tensor Optimizer::read_master(std::size_t i, bool copies) const {
+  const Tensor master = value(i);
+  const bool as_it_is = !copies && !outside_ && master.dtype() == DType::f32;
+  const Tensor out = as_it_is ? master : unscaled(master, Tensor(), DType::f32);
+  send_away(i, i + 1);
+  return out;
+}
+
 StateDict Optimizer::state_dict() const {
   StateDict out;
   out.emplace("step", Tensor::full({1}, static_cast<double>(steps_), DType::i64));
   for (const State& s : states_)
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      const RestoredScope here(s.tensors[i].storage());
-      const DType dtype = s.tensors[i].dtype() == DType::f64 ? DType::f64 : DType::f32;
-      out.emplace(parameters_[i].name + '.' + s.name, unscaled(s.tensors[i], s.scales[i], dtype));
-    }
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      out.emplace(parameters_[i].name + '.' + s.name, read_state(s, i, true));
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (has_master(i)) {
-      out.emplace(parameters_[i].name + ".master", unscaled(value(i), Tensor(), DType::f32));
-      send_away(i, i + 1);
-    }
+    if (has_master(i)) out.emplace(parameters_[i].name + ".master", read_master(i, true));
+  return out;
+}
+
+TensorSources Optimizer::state_sources() const {
+  TensorSources out;
+  out["step"] = {{1}, DType::i64, [steps = steps_] {
+                   return Tensor::full({1}, static_cast<double>(steps), DType::i64);
+                 }};
+  for (const State& s : states_)
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      out[parameters_[i].name + '.' + s.name] = {s.tensors[i].shape(),
+                                                 exported(s.tensors[i].dtype()),
+                                                 [this, &s, i] { return read_state(s, i, false); }};
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (has_master(i))
+      out[parameters_[i].name + ".master"] = {parameters_[i].tensor.shape(), DType::f32,
+                                              [this, i] { return read_master(i, false); }};
   return out;
 }
 

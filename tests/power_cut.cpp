@@ -22,6 +22,7 @@ std::mutex mutex;
 PowerCut* active = nullptr;
 std::atomic<bool> no_exchange{false}, no_removal{false};
 std::atomic<int> read_error{0}, reads_left{0};
+std::atomic<std::int64_t> bytes{0};
 
 std::string path_of(int handle) { return "/proc/self/fd/" + std::to_string(handle); }
 
@@ -127,6 +128,8 @@ void fail_reads(int error, int after) {
   read_error = error;
 }
 
+std::int64_t bytes_read() { return bytes; }
+
 }  // namespace weft::test
 
 // The dynamic linker prefers a program's own functions to the C library's, in libraries as well.
@@ -145,12 +148,14 @@ extern "C" int renameat2(int from, const char* old_path, int to, const char* new
   return static_cast<int>(::syscall(SYS_renameat2, from, old_path, to, new_path, flags));
 }
 
-extern "C" ssize_t pread(int fd, void* data, size_t bytes, off_t offset) {
+extern "C" ssize_t pread(int fd, void* data, size_t want, off_t offset) {
   if (weft::test::read_error != 0 && weft::test::reads_left-- <= 0) {
     errno = weft::test::read_error;
     return -1;
   }
-  return ::syscall(SYS_pread64, fd, data, bytes, offset);
+  const ssize_t done = ::syscall(SYS_pread64, fd, data, want, offset);
+  if (done > 0) weft::test::bytes += done;
+  return done;
 }
 
 extern "C" int unlinkat(int folder, const char* path, int flags) noexcept {

@@ -56,6 +56,8 @@ class PowerCut {
 void refuse_exchange(bool on);
 /// pread() fails with this error after `after` calls; 0 restores it.
 void fail_reads(int error, int after = 0);
+/// Bytes that pread() has read in this process.
+std::int64_t bytes_read();
 /// Entries named "busy" cannot be removed.
 void refuse_removal(bool on);
 

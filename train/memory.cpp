@@ -10,6 +10,7 @@
 #include "weft/core/cuda.h"
 #include "weft/core/error.h"
 #include "weft/core/memory_trace.h"
+#include "weft/distributed/checkpoint.h"
 #include "weft/distributed/launcher.h"
 #include "weft/train/planned_step.h"
 
@@ -62,6 +63,20 @@ std::int64_t predict_peak_bytes(const Task& task, const Options& options, const 
   const std::int64_t begin = trace.events();
   step(2);
   return trace.peak(begin).live.total() + step.bytes_left_out();
+}
+
+std::int64_t copied_by_save(TrainStep& step, const Options& o) {
+  const auto before_the_end = [&](std::int64_t every) { return every > 0 && every < o.steps; };
+  if (o.run.async_save == AsyncSave::off ||
+      !(before_the_end(o.run.save_every) || (o.run.keep_best && before_the_end(o.run.eval_every))))
+    return 0;
+  return distributed::bytes_of(distributed::sources_of(step.model_slices())) +
+         distributed::bytes_of(step.optimizer_slices());
+}
+
+std::int64_t predict_copied_by_save(const Task& task, const Options& options,
+                                    const data::Batch& rows, int ranks, int rank) {
+  return copied_by_save(PlannedStep(task, options, rows, ranks, rank).step(), options);
 }
 
 void check_peak_memory(const Options& o, const std::function<std::int64_t()>& bytes_of_rank) {

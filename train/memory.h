@@ -3,6 +3,7 @@
 
 #include "weft/train/options.h"
 #include "weft/train/task.h"
+#include "weft/train/train_step.h"
 
 namespace weft::train {
 
@@ -21,6 +22,14 @@ void check_least_memory(const Options& options, double parameters, double activa
 /// `rows` holds any number of training rows. 0 ranks: a single-rank run.
 std::int64_t predict_peak_bytes(const Task& task, const Options& options, const data::Batch& rows,
                                 int ranks, int rank);
+
+/// The bytes that this rank copies to the host's memory while a checkpoint is written in the
+/// background; 0 if none is.
+std::int64_t copied_by_save(TrainStep& step, const Options& options);
+
+/// The same for rank `rank` of `ranks`, on the meta device; arguments as predict_peak_bytes().
+std::int64_t predict_copied_by_save(const Task& task, const Options& options,
+                                    const data::Batch& rows, int ranks, int rank);
 
 /// check_memory() for a run on the CPU whose ranks each need `bytes_of_rank()`. Does nothing for
 /// other devices or for ranks in other processes, whose memory this process cannot see.

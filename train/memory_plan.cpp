@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "weft/core/profile.h"
+#include "weft/train/memory.h"
 #include "weft/train/planned_step.h"
 
 namespace weft::train {
@@ -125,6 +126,7 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
   plan.peak.by_category[kRows] += step.bytes_left_out();
   for (LiveBytes& live : plan.course) live.by_category[kRows] += step.bytes_left_out();
   plan.peak_event = peak.event - begin;
+  plan.bytes_copied = copied_by_save(step.step(), options);
   plan.modules = modules_of(trace, peak.blocks);
   for (MemoryPlan::Module& m : plan.modules)
     if (m.name == "step") m.live.by_category[kRows] += step.bytes_left_out();
@@ -153,7 +155,8 @@ ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks, double
     return static_cast<double>(size_of(dtype == DType::f64 ? dtype : t)) +
            (t == DType::e4m3 ? kScale : 0);
   };
-  ParameterBytes bytes{.weight = width(dtype), .gradient = width(DType::f32), .optimizer = 0};
+  ParameterBytes bytes{
+      .weight = width(dtype), .gradient = width(o.parallel.grad_reduce), .optimizer = 0};
   if (o.machine.fp8_weights) bytes.weight *= 1 - fp8_share;
   const bool transposed = planned_device(o).is_gpu() && o.machine.fp8_recipe != Fp8Recipe::block &&
                           o.machine.fp8_backward == fp8::BackwardOverride::none;

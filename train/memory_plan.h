@@ -36,6 +36,8 @@ struct MemoryPlan {
   std::int64_t bytes_sent = 0;  ///< to other ranks
   /// Out of the device's memory and back, by --offload. A step reads and writes all of the states.
   std::int64_t bytes_offloaded = 0;
+  /// To the host's memory, while a checkpoint is written in the background; 0 if none is.
+  std::int64_t bytes_copied = 0;
   std::vector<LiveBytes> course;  ///< of the step, after each allocation and free
   std::vector<Mark> marks;        ///< of `course`, in order
 

@@ -73,7 +73,8 @@ io::Json to_json(const MemoryPlan& plan) {
       .set("modules", std::move(modules))
       .set("flops", plan.flops)
       .set("bytes_sent", plan.bytes_sent)
-      .set("bytes_offloaded", plan.bytes_offloaded);
+      .set("bytes_offloaded", plan.bytes_offloaded)
+      .set("bytes_copied", plan.bytes_copied);
 }
 
 }  // namespace weft::train

@@ -31,7 +31,9 @@ void check_layout(const Options& o, Device device) {
               "--ranks: must be at most {} on one GPU, got {}", kMaxGpuRanks, p.ranks);
   const bool several = p.ranks > 1 || p.dp > 1 || p.tp > 1;
   weft::check(!several || !o.machine.graph, "--graph: does not exist yet for several ranks");
-  if (p.tp_overlap == distributed::Overlap::none || !o.machine.is_fp8()) return;
+  weft::check(p.grad_reduce == DType::f32 || o.machine.dtype != DType::f64,
+              "--grad-reduce: bf16 needs --dtype f32, bf16, f16 or fp8, got f64");
+  if (p.tp_overlap == distributed::Overlap::none || !p.sp || !o.machine.is_fp8()) return;
   weft::check(o.machine.fp8_recipe != Fp8Recipe::block,
               "--tp-overlap: sends codes that have one scale, and --fp8-recipe block has many; use "
               "current, current-pow2 or delayed");

@@ -173,6 +173,8 @@ inline constexpr Word<Backend> kBackendWords[] = {
     {"auto", Backend::automatic}, {"thread", Backend::thread}, {"mpi", Backend::mpi},
     {"tcp", Backend::tcp},        {"nccl", Backend::nccl},     {"fake", Backend::fake}};
 
+inline constexpr Word<DType> kGradReduceWords[] = {{"f32", DType::f32}, {"bf16", DType::bf16}};
+
 struct ParallelOptions {
   std::int64_t ranks = 0;
   Backend backend = Backend::automatic;
@@ -185,6 +187,7 @@ struct ParallelOptions {
   nn::TokenForm ep_dtype = nn::TokenForm::model;
   bool zero = false, fsdp = false;
   std::int64_t reshard_depth = -1, dp_replicate = 1;
+  DType grad_reduce = DType::f32;
   std::int64_t bucket_size = 0;
   double timeout = 600;
 
@@ -210,7 +213,9 @@ struct ParallelOptions {
     v("sp", sp, "with --tp: these ranks share the tokens between such layers",
       any().needs(tp > 1, message("tp of at least 2, got {}", tp)));
     v("tp-overlap", tp_overlap, distributed::kOverlapWords,
-      "with --sp: products hide what is gathered and summed beside them", any().needs(sp, "sp"));
+      "with --tp: products hide what is gathered and summed beside them; without --sp, the sums of "
+      "input gradients",
+      any().needs(tp > 1, message("tp of at least 2, got {}", tp)));
     v("ep", ep, "ranks that share the experts of a layer", between(1, kMostRanks).shown_first());
     v("etp", etp, "ranks that share the hidden units of an expert; 0: as --tp", count);
     v("dispatcher", dispatcher, distributed::kDispatcherWords,
@@ -236,6 +241,9 @@ struct ParallelOptions {
     v("dp-replicate", dp_replicate,
       "groups of ranks of --dp that each hold all of what --zero or --fsdp cuts",
       between(1, kMostRanks).needs(zero || fsdp, "fsdp or zero"));
+    v("grad-reduce", grad_reduce, kGradReduceWords,
+      "the dtype in which several ranks keep, sum and send gradients; bf16: half of the bytes, and "
+      "sums rounded to 8 bits");
     v("bucket-size", bucket_size,
       "gradients that leave together while backward runs; 0: an eighth of them all, within bounds",
       at_least(0));
@@ -277,6 +285,11 @@ enum class Energy : std::uint8_t { automatic, on, off };
 inline constexpr Word<Energy> kEnergyWords[] = {
     {"auto", Energy::automatic}, {"on", Energy::on}, {"off", Energy::off}};
 
+/// Whether checkpoints are written while training goes on.
+enum class AsyncSave : std::uint8_t { on, off };
+inline constexpr Word<AsyncSave> kAsyncSaveWords[] = {{"on", AsyncSave::on},
+                                                      {"off", AsyncSave::off}};
+
 struct RunOptions {
   std::string weights;
   bool resume = false;
@@ -286,6 +299,7 @@ struct RunOptions {
   bool keep_best = false;
   std::int64_t sample_every = 0;
   bool profile = false;
+  AsyncSave async_save = AsyncSave::on;
 
   template <class V>
   void fields(V& v) {
@@ -294,6 +308,8 @@ struct RunOptions {
     v("save-every", save_every, "steps between checkpoints; 0: only the last step",
       at_least(0).shown_first());
     v("keep", keep, "checkpoints to keep; 0: all", between(0, kMostCount));
+    v("async-save", async_save, kAsyncSaveWords,
+      "write checkpoints while training goes on, from a copy in the host's memory");
     v("keep-best", keep_best,
       "also keep the checkpoint of the lowest validation loss, in OUT/best");
     v("eval-every", eval_every, "steps between evaluations; 0: only the last step",

@@ -4,7 +4,6 @@
 #include <map>
 
 #include "weft/core/error.h"
-#include "weft/distributed/checkpoint.h"
 #include "weft/io/file.h"
 #include "weft/train/agreement.h"
 #include "weft/train/config_file.h"
@@ -95,14 +94,16 @@ std::optional<RunState> RunFolder::restore(TrainStep& step, const Task& task) co
   return run;
 }
 
-void RunFolder::save(TrainStep& step, const Task& task, const RunState& run,
-                     std::int64_t keep) const {
-  save_into(path_, step, task, run, keep);
+RunFolder::Save RunFolder::save(TrainStep& step, const Task& task, const RunState& run,
+                                std::int64_t keep, bool background) const {
+  return save_into(path_, step, task, run,
+                   {.keep = static_cast<int>(keep), .background = background});
 }
 
-void RunFolder::save_best(TrainStep& step, const Task& task, const RunState& run) const {
+RunFolder::Save RunFolder::save_best(TrainStep& step, const Task& task, const RunState& run,
+                                     bool background) const {
   ranks_.on_first([&] { io::make_directories(best()); });
-  save_into(best(), step, task, run, 1);
+  return save_into(best(), step, task, run, {.keep = 1, .background = background});
 }
 
 double RunFolder::best_loss() const {
@@ -115,8 +116,9 @@ double RunFolder::best_loss() const {
   return loss && loss->is_number() ? loss->as_double() : kNone;
 }
 
-void RunFolder::save_into(const std::string& folder, TrainStep& step, const Task& task,
-                          const RunState& run, std::int64_t keep) const {
+RunFolder::Save RunFolder::save_into(const std::string& folder, TrainStep& step, const Task& task,
+                                     const RunState& run,
+                                     const distributed::SaveOptions& options) const {
   io::Json state = io::Json::object();
   state.set("step", run.step).set(task.unit, run.targets).set("loader", run.loader);
   for (const io::JsonMember& m : task.state.members()) state.set(m.key, m.value);
@@ -128,9 +130,16 @@ void RunFolder::save_into(const std::string& folder, TrainStep& step, const Task
                                 .set("good_steps", good_steps)
                                 .set("skipped_steps", skipped_steps));
   }
-  distributed::save_checkpoint(ranks_.host(), folder, run.step, step.model_slices(),
-                               step.optimizer_slices(), state.dump(), static_cast<int>(keep),
-                               task.files, &ranks_.world());
+  distributed::SaveOptions own = options;
+  own.devices = &ranks_.world();
+  return std::make_unique<distributed::CheckpointSave>(
+      ranks_.host(), folder,
+      distributed::CheckpointPart{.step = run.step,
+                                  .model = distributed::sources_of(step.model_slices()),
+                                  .optimizer = step.optimizer_slices(),
+                                  .state = state.dump(),
+                                  .more = task.files},
+      own);
 }
 
 }  // namespace weft::train

@@ -1,10 +1,11 @@
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "weft/io/checkpoint.h"
+#include "weft/distributed/checkpoint.h"
 #include "weft/io/folder_lock.h"
 #include "weft/io/json.h"
 #include "weft/train/train_step.h"
@@ -44,16 +45,19 @@ class RunFolder {
   /// Loads the last valid checkpoint, written with any layout of ranks; empty if there is none.
   /// Throws Error if the checkpoint is of another model.
   std::optional<RunState> restore(TrainStep& step, const Task& task) const;
-  /// Writes a checkpoint; deletes older ones only when it is complete.
-  void save(TrainStep& step, const Task& task, const RunState& state, std::int64_t keep) const;
-  /// Writes a checkpoint that replaces the one in the folder `best`.
-  void save_best(TrainStep& step, const Task& task, const RunState& state) const;
+  using Save = std::unique_ptr<distributed::CheckpointSave>;
+  /// Begins to write a checkpoint, in the background if asked to; deletes older ones only when it
+  /// is complete.
+  Save save(TrainStep& step, const Task& task, const RunState& state, std::int64_t keep,
+            bool background) const;
+  /// The same for one that replaces the checkpoint in the folder `best`.
+  Save save_best(TrainStep& step, const Task& task, const RunState& state, bool background) const;
   /// The validation loss of the checkpoint in `best`; infinity if there is none.
   double best_loss() const;
 
  private:
-  void save_into(const std::string& folder, TrainStep& step, const Task& task,
-                 const RunState& state, std::int64_t keep) const;
+  Save save_into(const std::string& folder, TrainStep& step, const Task& task,
+                 const RunState& state, const distributed::SaveOptions& options) const;
   std::string best() const { return path_ + "/best"; }
 
   std::string path_;

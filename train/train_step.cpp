@@ -34,6 +34,8 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
       device_(ranks.device()),
       fp8_recipe_(options.machine.recipe()),
       lr_(options.optimizer.lr_schedule(options.steps)) {
+  check(options.parallel.grad_reduce == DType::f32 || ranks.size() > 1,
+        "--grad-reduce: bf16 needs several ranks, got 1");
   place_model();
   const OffloadFlags& away = options.offload;
   if (away.has(OffloadWhat::activations))
@@ -46,6 +48,7 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
   optimizer_ = distributed::make_optimizer(
       task_.model, ranks.mesh(), layout_, options.optimizer.any_options(options.machine.seed),
       {.bucket_size = options.parallel.bucket_size,
+       .grad_dtype = options.parallel.grad_reduce,
        .shard = options.parallel.zero || options.parallel.fsdp,
        .fp8_weights = options.machine.fp8_weights ? fp8_recipe_ : std::nullopt,
        .fsdp = options.parallel.fsdp,

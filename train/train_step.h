@@ -69,9 +69,9 @@ class TrainStep {
   nn::Module& model() { return task_.model; }
   distributed::ParallelOptimizer& optimizer() { return *optimizer_; }
 
-  /// This rank's tensors for a checkpoint.
+  /// This rank's tensors for a checkpoint, which the next step changes.
   distributed::SlicedTensors model_slices();
-  distributed::SlicedTensors optimizer_slices() const { return optimizer_->state(); }
+  distributed::SliceSources optimizer_slices() const { return optimizer_->state_sources(); }
   /// Null without a loss scale.
   LossScale* loss_scale() { return loss_scale_ ? &*loss_scale_ : nullptr; }
   /// Loads weights in place of the initial ones.

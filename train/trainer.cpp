@@ -12,7 +12,6 @@
 #include "weft/train/flags.h"
 #include "weft/train/interrupt.h"
 #include "weft/train/terminal.h"
-#include "weft/train/test_aids.h"
 
 namespace weft::train {
 
@@ -79,6 +78,7 @@ int Trainer::fit(const data::Dataset& training, const data::Dataset* validation)
   log_.start_progress(state_.step + 1, steps_per_evaluation());
   while (state_.step < options_.steps)
     if (const int status = one_step()) return status;
+  finish_save();
   log_.end_progress();
   log_.report(folder_.metrics(), folder_.plot());
   profile_.report(folder_.profile());
@@ -119,7 +119,7 @@ void Trainer::make_up() {
         log_.make_up(folder_.metrics(), state_.step, state_.row, state_.evaluates && validation_);
   if (ranks_.of_first(evaluates)) {
     log_.start_progress(state_.step, steps_per_evaluation());
-    evaluate();
+    evaluate(true);
   }
   log_.write_row();
   if (ranks_.is_first() && io::exists(folder_.metrics())) write_plot();
@@ -146,6 +146,7 @@ int Trainer::one_step() {
   // All ranks must decide together, also when the data files were modified.
   const bool stop = any_rank(interrupted() || loader_->dataset().changed()),
              last = number == options_.steps;
+  advance_save();
   const auto due = [&](std::int64_t every) { return last || (every && number % every == 0); };
   const bool saves = !device.is_meta() && (stop || due(options_.run.save_every)),
              evaluates = validation_ && due(options_.run.eval_every),
@@ -154,7 +155,10 @@ int Trainer::one_step() {
   const auto settled = [&](const Pending& p) {
     if (!device.is_meta()) p.result.loss();  // waits: an aborted collective gives wrong numbers
     ranks_.world().check_well();
-    if (!is_finite(p)) return stop_non_finite(p);
+    if (!is_finite(p)) {
+      finish_save();
+      return stop_non_finite(p);
+    }
     log_.settle(p);
     return 0;
   };
@@ -169,13 +173,14 @@ int Trainer::one_step() {
   state_.targets += targets;
   if (saves || evaluates || samples) log_.pause_clock();
   // Save first: an evaluation may run out of memory or be interrupted.
-  if (saves) save(evaluates);
-  if (evaluates) evaluate();
+  if (saves) save(evaluates, stop || last);
+  if (evaluates) evaluate(stop || last);
   log_.write_row();
   if (samples) sample();
   if (saves && ranks_.is_first()) write_plot();
   if (saves || evaluates || samples) log_.resume_clock();
   if (!stop || last) return 0;
+  finish_save();
   log_.end_progress();
   loader_->dataset().check_unchanged();
   if (ranks_.is_first())
@@ -196,22 +201,38 @@ data::Batch Trainer::read_rows() {
       if (!is_finite(*pending_)) throw;
       log_.settle(*std::exchange(pending_, {}));
     }
-    save(false);
+    save(false, true);
     log_.write_row();
     throw;
   }
 }
 
-void Trainer::save(bool evaluates) {
+/// At the end there is nothing to hide the writing behind, and what follows may fail.
+void Trainer::save(bool evaluates, bool ends) {
+  log_.begin(Aside::save, state_.step);
+  finish_save();
   state_.loader = loader_->state();
   state_.row = log_.row();
   state_.evaluates = evaluates;
-  log_.begin(Aside::save, state_.step);
   log_.sync();
-  const KillInSave aid(ranks_.rank(), state_.step);
-  folder_.save(step_, task_, state_, options_.run.keep);
+  kill_.emplace(ranks_.rank(), state_.step);
+  const bool background = options_.run.async_save == AsyncSave::on && !ends;
+  saving_ = folder_.save(step_, task_, state_, options_.run.keep, background);
   saved_step_ = state_.step;
+  if (!background) finish_save();
   log_.end(Aside::save);
+}
+
+void Trainer::advance_save() {
+  if (!saving_ || !saving_->advance()) return;
+  saving_.reset();
+  kill_.reset();
+}
+
+void Trainer::finish_save() {
+  if (saving_) saving_->finish();
+  saving_.reset();
+  kill_.reset();
 }
 
 // A forward pass takes about a third of a step.
@@ -221,14 +242,14 @@ double Trainer::steps_per_evaluation() const {
              : 0;
 }
 
-void Trainer::evaluate() {
+void Trainer::evaluate(bool ends) {
   try {
     log_.begin(Aside::evaluation, state_.step);
     const std::vector<Value> values = step_.evaluate(*validation_);
     ranks_.world().check_well();
     log_.end(Aside::evaluation);
     log_.add(state_.step, values);
-    keep_if_best(values.at(0).value);
+    keep_if_best(values.at(0).value, ends);
   } catch (...) {
     log_.write_row();
     throw;
@@ -236,13 +257,16 @@ void Trainer::evaluate() {
 }
 
 // A resumed run reads the best loss from the saved row.
-void Trainer::keep_if_best(double val_loss) {
+void Trainer::keep_if_best(double val_loss, bool ends) {
   if (!options_.run.keep_best || !(val_loss < best_)) return;
   best_ = val_loss;
   state_.loader = loader_->state();
   state_.row = log_.row();
   state_.evaluates = false;
-  folder_.save_best(step_, task_, state_);
+  finish_save();
+  const bool background = options_.run.async_save == AsyncSave::on && !ends;
+  saving_ = folder_.save_best(step_, task_, state_, background);
+  if (!background) finish_save();
 }
 
 void Trainer::sample() {

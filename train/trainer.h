@@ -8,6 +8,7 @@
 #include "weft/train/run_folder.h"
 #include "weft/train/run_log.h"
 #include "weft/train/step_profile.h"
+#include "weft/train/test_aids.h"
 #include "weft/train/train_step.h"
 
 namespace weft::train {
@@ -53,10 +54,12 @@ class Trainer {
   void write_plot() const;
   int one_step();
   data::Batch read_rows();
-  void save(bool evaluates);
+  void save(bool evaluates, bool ends);
+  void advance_save();
+  void finish_save();
   double steps_per_evaluation() const;
-  void evaluate();
-  void keep_if_best(double val_loss);
+  void evaluate(bool ends);
+  void keep_if_best(double val_loss, bool ends);
   void sample();
   bool is_finite(const Pending& p) const;
   int stop_non_finite(const Pending& p);
@@ -77,6 +80,8 @@ class Trainer {
   std::optional<data::Loader> loader_;
   std::optional<data::EvalLoader> validation_;
   std::optional<Pending> pending_;
+  std::optional<KillInSave> kill_;
+  RunFolder::Save saving_;  ///< in the background; null: none
 };
 
 }  // namespace weft::train

@@ -57,6 +57,22 @@ void sort_by_expert(const Tensor& experts, const RowLayout& layout, const Tensor
   });
 }
 
+void place_chunks(const Tensor& chunks, const Tensor& row_of, const Tensor& slot_of) {
+  const std::int64_t* chunk = chunks.data<std::int64_t>();
+  std::int64_t *row = row_of.data<std::int64_t>(), *slot = slot_of.data<std::int64_t>();
+  const std::int64_t n = chunks.dim(0);
+  parallel_for(n, 1 + 2 * slot_of.numel() / std::max<std::int64_t>(n, 1),
+               [=](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t c = begin; c < end; ++c) {
+                   const std::int64_t from = chunk[3 * c], to = chunk[3 * c + 1];
+                   for (std::int64_t i = 0; i < chunk[3 * c + 2]; ++i) {
+                     slot[to + i] = from < 0 ? -1 : from + i;
+                     if (from >= 0) row[from + i] = to + i;
+                   }
+                 }
+               });
+}
+
 void permute_tokens(const Tensor& x, const Tensor& slot_of, std::int64_t k, const Tensor& y) {
   const std::int64_t width = y.dim(1);
   const std::int64_t* slot = slot_of.data<std::int64_t>();

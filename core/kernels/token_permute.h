@@ -43,14 +43,20 @@ using SortByExpertKernel = void(const Tensor& experts, const RowLayout& layout,
 using PermuteKernel = void(const Tensor& x, const Tensor& slot_of, std::int64_t k, const Tensor& y);
 /// y (T, C) = the sum of x (N, C) at rows row_of (T, k), in the order of k; -1 adds nothing.
 using CombineKernel = void(const Tensor& x, const Tensor& row_of, const Tensor& y);
+/// chunks (n, 3, i64) of consecutive rows that move together, in the order of the rows they become:
+/// the first row before, or -1 for padding; the first row after; how many.  ->  row_of (rows
+/// before, i64), slot_of (rows after, i64; -1: padding).
+using PlaceChunksKernel = void(const Tensor& chunks, const Tensor& row_of, const Tensor& slot_of);
 
 namespace cpu {
 SortByExpertKernel sort_by_expert;
+PlaceChunksKernel place_chunks;
 PermuteKernel permute_tokens;
 CombineKernel combine_tokens;
 }  // namespace cpu
 namespace cuda {
 SortByExpertKernel sort_by_expert;
+PlaceChunksKernel place_chunks;
 PermuteKernel permute_tokens;
 CombineKernel combine_tokens;
 }  // namespace cuda

@@ -119,7 +119,8 @@ int train_gpt(GptOptions options) {
   const std::int32_t highest = data.check_vocab(options.model.vocab);
   if (!options.dry_run)
     train::check_peak_memory(options, [&] {
-      return predict_peak_bytes(options, static_cast<int>(options.parallel.ranks), 0);
+      const auto size = static_cast<int>(options.parallel.ranks);
+      return predict_peak_bytes(options, size, 0) + predict_copied_by_save(options, size, 0);
     });
   const int threads = num_threads();  // a rank that is a thread gets a share of them
   return train::run_on_ranks(options, [&](const train::Ranks& ranks) {

@@ -118,6 +118,12 @@ std::int64_t predict_peak_bytes(const GptOptions& o, int ranks, int rank) {
   return train::predict_peak_bytes(gpt.task(), o, {row, row, {}}, ranks, rank);
 }
 
+std::int64_t predict_copied_by_save(const GptOptions& o, int ranks, int rank) {
+  GptTask gpt(o);
+  const Tensor row = Tensor::empty({1, o.model.seq}, DType::i32);
+  return train::predict_copied_by_save(gpt.task(), o, {row, row, {}}, ranks, rank);
+}
+
 // Derived sizes are filled in, so that an explicit default gives the same text.
 io::Json config_to_json(const nn::GptConfig& c) { return io::fields_to_json(c.resolved()); }
 

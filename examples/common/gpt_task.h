@@ -23,6 +23,8 @@ class GptTask {
 
 /// train::predict_peak_bytes() of that task.
 std::int64_t predict_peak_bytes(const GptOptions& options, int ranks, int rank);
+/// train::predict_copied_by_save() of that task.
+std::int64_t predict_copied_by_save(const GptOptions& options, int ranks, int rank);
 
 /// Converts the model's configuration to and from its form in a checkpoint.
 /// Throws Error (Fault::system) on an invalid configuration or sizes out of bounds.

@@ -26,10 +26,11 @@ def tensor_parallel(folder):
         train(*base(folder, f"{i}sp2", *more, "--ranks", "2", "--tp", "2", "--sp"))
         train(*base(folder, f"{i}ring", *more, "--ranks", "2", "--tp", "2", "--sp", "--tp-overlap",
                     ["ring", "pipeline"][i]))
+        train(*base(folder, f"{i}hides", *more, "--ranks", "2", "--tp", "2", "--tp-overlap", "ring"))
         train(*base(folder, f"{i}tp4", *more, "--ranks", "4", "--tp", "4"))
         train(*base(folder, f"{i}both", *more, "--ranks", "4", "--tp", "2", "--sp", "--zero",
                     "--recompute", "full"))
-        for other in ("tp2", "sp2", "ring", "tp4", "both"):
+        for other in ("tp2", "hides", "sp2", "ring", "tp4", "both"):
             agree(folder, f"{i}one", f"{i}{other}", 2e-5)
 
 
@@ -73,6 +74,16 @@ def buckets_of_any_size(folder):
             agree(folder, default, other, 1e-14)
             losses = [[row["loss"] for row in metrics(f"{folder}/{out}")] for out in (default, other)]
             assert losses[0] == losses[1] and exported(default) == exported(other), other
+
+
+def gradients_summed_in_bf16(folder):
+    """Other numbers, near those of f32 sums."""
+    half = ["--ranks", "2", "--dtype", "bf16", "--micro-batch", "1"]
+    train(*base(folder, "wide", *half))
+    train(*base(folder, "narrow", *half, "--grad-reduce", "bf16", "--zero"))
+    agree(folder, "wide", "narrow", 0.02)
+    wide, narrow = ([row["grad_norm"] for row in metrics(f"{folder}/{out}")] for out in ("wide", "narrow"))
+    assert wide != narrow, wide
 
 
 def resumes_in_any_layout(folder):
@@ -143,8 +154,10 @@ def wrong_uses(folder):
     refused(run("train_gpt", *data, "--sp"), 2, "--sp: needs --tp of at least 2, got 1")
     refused(run("train_gpt", *data, "--ep", "2"), 2, "--ep: needs --experts")
     refused(run("train_gpt", *data, "--rank", "1"), 2, "--rank: needs --device meta, got cpu")
-    refused(run("train_gpt", *data, "--tp", "2", "--ranks", "2", "--tp-overlap", "ring"), 2,
-            "--tp-overlap: needs --sp")
+    refused(run("train_gpt", *data, "--ranks", "2", "--tp-overlap", "ring"), 2,
+            "--tp-overlap: needs --tp of at least 2, got 1")
+    refused(run("train_gpt", *data, "--grad-reduce", "bf16"), 2,
+            "--grad-reduce: bf16 needs several ranks, got 1")
     for seconds in ("0", "1e12"):
         refused(run("train_gpt", *data, "--timeout", seconds), 2,
                 "--timeout: must be above 0 and at most 100000000, got " + seconds.replace("e", "e+"))
@@ -193,5 +206,5 @@ def plans_on_meta(folder):
 
 
 if __name__ == "__main__":
-    main([data_parallel, tensor_parallel, expert_parallel, buckets_of_any_size, resumes_in_any_layout,
-          whole_models, stops_together, wrong_uses, compares_two_runs, plans_on_meta])
+    main([data_parallel, tensor_parallel, expert_parallel, buckets_of_any_size,
+          gradients_summed_in_bf16, resumes_in_any_layout, whole_models, stops_together, wrong_uses, compares_two_runs, plans_on_meta])

@@ -2,6 +2,7 @@
 
 #include "weft/autograd/token_permute.h"
 #include "weft/core/cuda.h"
+#include "weft/core/kernels/token_permute.h"
 #include "weft/tests/cuda/gpu.h"
 
 namespace weft::token_permute_test {
@@ -44,6 +45,37 @@ TEST_CASE("sort_by_expert: gives the CPU's rows in every order") {
           CHECK(test::different_bits(got.rows, want.rows) == "");
         });
       }
+}
+
+TEST_CASE("place_chunks: gives the CPU's rows, with empty chunks and padding, in every order") {
+  for (const std::int64_t most : {0, 1, 40, 700}) {
+    CAPTURE(most);
+    constexpr std::int64_t kChunks = 13;
+    const Tensor chunks = Tensor::empty({kChunks, 3}, DType::i64);
+    std::int64_t before = 0, after = 0;
+    for (std::int64_t c = 0; c < kChunks; ++c) {  // every third one is padding
+      const std::int64_t n = most ? c * c * 7 % (most + 1) : 0;
+      const bool pads = c % 3 == 2;
+      std::int64_t* const chunk = chunks.data<std::int64_t>() + 3 * c;
+      chunk[0] = pads ? -1 : before;
+      chunk[1] = after;
+      chunk[2] = n;
+      after += n;
+      if (!pads) before += n;
+    }
+    const Tensor rows = Tensor::full({before}, -7, DType::i64),
+                 slots = Tensor::full({after}, -7, DType::i64);
+    cpu::place_chunks(chunks, rows, slots);
+    for (std::int64_t i = 0; i < before; ++i)
+      REQUIRE(slots.data<std::int64_t>()[rows.data<std::int64_t>()[i]] == i);
+    test::for_each_order([&] {
+      const Tensor r = Tensor::full({before}, -7, DType::i64, kGpu),
+                   s = Tensor::full({after}, -7, DType::i64, kGpu);
+      cuda::place_chunks(chunks.to(kGpu), r, s);
+      CHECK(test::different_bits(r.to(kCpu), rows) == "");
+      CHECK(test::different_bits(s.to(kCpu), slots) == "");
+    });
+  }
 }
 
 TEST_CASE("permute_tokens, permute_probs, combine_tokens: values and gradients of any width") {

@@ -39,6 +39,14 @@ GptConfig dense(Arch arch, bool tied, std::int64_t key_heads = 4, int depths = 0
           .mtp = {.depths = depths}};
 }
 
+GptConfig hybrid(GptConfig c) {
+  c.pattern = "da";
+  c.attention = nn::AttentionKind::mla;
+  c.kv_heads = 0;
+  c.delta = {.key_heads = 4, .value_heads = 8, .key_dim = 3, .value_dim = 5, .conv = 3};
+  return c;
+}
+
 enum class By : std::uint8_t { loss, bias };  // the means of balancing the experts
 
 GptConfig experts(Arch arch, bool tied, RouterScore score, By by, std::int64_t key_heads = 4) {
@@ -60,7 +68,8 @@ const std::vector<Model>& dense_models() {
       {"gpt2, tied, mtp", dense(Arch::gpt2, true, 4, 1)},
       {"gpt2, untied", dense(Arch::gpt2, false)},
       {"llama, tied", dense(Arch::llama, true)},
-      {"llama, untied, two key heads, mtp", dense(Arch::llama, false, 2, 1)}};
+      {"llama, untied, two key heads, mtp", dense(Arch::llama, false, 2, 1)},
+      {"llama, delta net and latent attention, mtp", hybrid(dense(Arch::llama, false, 4, 1))}};
   return models;
 }
 
@@ -72,7 +81,9 @@ const std::vector<Model>& expert_models() {
       {"gpt2, tied, bias", experts(Arch::gpt2, true, sigmoid, By::bias)},
       {"llama, untied, loss", experts(Arch::llama, false, sigmoid, By::loss)},
       {"llama, tied, bias", experts(Arch::llama, true, sigmoid, By::bias)},
-      {"gpt2, tied, loss", experts(Arch::gpt2, true, sigmoid, By::loss)}};
+      {"gpt2, tied, loss", experts(Arch::gpt2, true, sigmoid, By::loss)},
+      {"llama, delta net and latent attention, bias",
+       hybrid(experts(Arch::llama, false, sigmoid, By::bias))}};
   return models;
 }
 

@@ -86,6 +86,48 @@ TEST_CASE("overlap: two layers equal plain collectives in poisoned memory") {
   });
 }
 
+TEST_CASE("overlap: a sum of input gradients that a product hides has the same bits") {
+  const Poisoned memory;
+  distributed_test({1, 2, 4}, [](World& w) {
+    ProcessGroup& g = w.all();
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+      for (const std::int64_t n : {3, 1, 0}) {
+        const int r = w.rank();
+        const Tensor x = test::random({2, n, 5}, 1, dtype);  // equal on all ranks
+        const TensorList weights{of_rank({7, 5}, r, 2, dtype), of_rank({7}, r, 3, dtype),
+                                 of_rank({5, 7}, r, 4, dtype)};
+        const auto down = [&](const Tensor& a, const Tensor& weight) {
+          return reduce_from_group(linear(a, weight), g);
+        };
+        const Outcome want = two_layers(
+            x, weights,
+            [&](const Tensor& a, const Tensor& weight, const Tensor& bias) {
+              return linear(copy_to_group(a, g), weight, bias);
+            },
+            down);
+        const Outcome got = two_layers(
+            x, weights,
+            [&](const Tensor& a, const Tensor& weight, const Tensor& bias) {
+              return copy_linear(a, weight, bias, g);
+            },
+            down);
+        CAPTURE(name(dtype));
+        CAPTURE(n);
+        CHECK(test::different_bits(got.y, want.y) == "");
+        CHECK(test::different_bits(got.dx, want.dx) == "");
+        CHECK(test::different_bits(got.dw1, want.dw1) == "");
+        CHECK(test::different_bits(got.db, want.db) == "");
+        CHECK(test::different_bits(got.dw2, want.dw2) == "");
+      }
+    CHECK(copy_linear(Tensor::empty({2, 3, 4}, DType::bf16, kMeta),
+                      Tensor::empty({5, 4}, DType::bf16, kMeta), {}, g)
+              .shape() == Shape{2, 3, 5});
+    CHECK(error_of([&] {
+            copy_linear(Tensor::zeros({3, 4}), Tensor::zeros({5, 3}), {}, g);
+          }) == "copy_linear: weight must have shape [N, 4] (last axis of x [3, 4]), got [5, 3]");
+  });
+}
+
 TEST_CASE("overlap: gradients match finite differences for views of weights too") {
   distributed_test({1, 2, 4}, [](World& w) {
     ProcessGroup& g = w.all();

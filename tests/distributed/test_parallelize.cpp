@@ -111,11 +111,10 @@ TEST_CASE("parallelize: errors of a plan name the rule") {
         "parallelize: blocks.0.mlp.gate_up has 25 hidden features, which do not divide among tp 2");
   c = small(Arch::llama);
   c.pattern = "da";
-  CHECK(error_of([&] { gpt_plan(c, {.sequence = true}); }) ==
-        "gpt_plan: a gated delta net needs all tokens of a sequence; leave sequence parallelism "
-        "out for pattern \"da\"");
-  CHECK(error_of([&] { gpt_plan(small(Arch::gpt2), {.overlap = Overlap::ring}); }) ==
-        "gpt_plan: overlap hides the gathers and scatters of sequence parallelism; set sequence");
+  c.delta.key_heads = 3;
+  c.delta.value_heads = 6;
+  CHECK(error_of([&] { try_gpt(c, 2); }) ==
+        "parallelize: blocks.0.delta has 3 key heads, which do not divide among tp 2");
   c = small(Arch::gpt2);
   const auto with = [](Plan plan, const Plan::Rule& rule) {
     plan.rules.insert(plan.rules.begin(), rule);
@@ -175,24 +174,28 @@ TEST_CASE("parallelize: logits of a sharded model and packed rows") {
       });
 }
 
-TEST_CASE("parallelize: gated delta nets and experts are not sharded") {
+TEST_CASE("parallelize: gated delta nets are cut by key heads, experts are not sharded") {
   GptConfig delta = small(Arch::llama);
   delta.pattern = "da";
+  GptConfig grouped = delta;  // two value heads share each key head
+  grouped.delta = {.key_heads = 2, .value_heads = 4, .key_dim = 6, .value_dim = 5, .conv = 3};
   GptConfig moe = small(Arch::llama);
   moe.moe = {.experts = 4, .ffn = 8, .shared_ffn = 12, .shared_gate = true};
   moe.moe.router.route.topk = 2;
   moe.moe_every = 2;
   moe.mtp = {.depths = 1, .weight = 0.3};
   const test::Batch batch = test::some_batch(2, 8, 13);
-  for (const GptConfig& c : {delta, moe}) {
+  for (const GptConfig& c : {delta, grouped, moe}) {
     nn::Gpt whole = test::make_whole(c, DType::f64);
     const Pass want = test::pass_of(whole, batch);
     for (const bool sequence : {false, true}) {
-      if (sequence && !c.pattern.empty()) continue;
       distributed_test({2}, [&](World& w) {
         test::Parallel p = test::make_parallel(c, DType::f64, w.all(), {.sequence = sequence});
         const Pass got = test::gathered(test::pass_of(p.model, batch), p.layout, w.all());
         CHECK(test::difference(got, want, 1e-9) == "");
+        if (!c.pattern.empty())
+          for (const char* name : {"in_proj.weight", "conv", "a_log", "dt_bias", "out_proj.weight"})
+            CHECK(p.layout.at(std::string("blocks.0.delta.") + name).tp_cut);
       });
     }
   }

@@ -5,6 +5,7 @@
 
 #include "weft/distributed/shard_files.h"
 #include "weft/io/file.h"
+#include "weft/tests/power_cut.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
@@ -134,6 +135,57 @@ TEST_CASE("shard files: any other sharding reads its own part") {
   CHECK(test::different_bits(read(ShardSlice::of({6, 4}), {6, 4}, DType::f32), counting({6, 4})) ==
         "");
   CHECK(read({columns, 4, 4}, {0}).numel() == 0);
+}
+
+TEST_CASE("shard files: a reader of another layout reads the bytes of its slices and no more") {
+  const test::TempFolder folder;
+  const std::int64_t rows = 48, columns = 4096, width = 4;
+  const Tensor w = counting({rows, columns});
+  std::vector<std::string> paths;
+  for (std::int64_t r = 0; r < 4; ++r) {  // four writers, each of a fourth of the elements
+    paths.push_back(folder / std::to_string(r));
+    const std::int64_t n = rows * columns / 4;
+    save_slices(paths.back(), {{"w",
+                                {w.view({-1}).narrow(0, r * n, n),
+                                 {nn::ShardSpec{{rows, columns}, {}}, r * n, (r + 1) * n}}}});
+  }
+  const ShardFiles files(paths);
+  const auto read = [&](const ShardSlice& slice, const Tensor& want, DType dtype = DType::f32) {
+    const Tensor out = Tensor::full(want.shape(), -1, dtype);
+    const std::int64_t before = test::bytes_read();
+    files.read_into("w", slice, out);
+    CHECK(test::different_bits(out, want.to(dtype)) == "");
+    return test::bytes_read() - before;
+  };
+  for (const int readers : {2, 3, 8})
+    for (std::int64_t r = 0; r < readers; ++r) {
+      CAPTURE(readers);
+      const std::int64_t n = rows * columns / readers;  // of elements, as of an optimizer's state
+      CHECK(read({nn::ShardSpec{{rows, columns}, {}}, r * n, (r + 1) * n},
+                 w.view({-1}).narrow(0, r * n, n)) == n * width);
+      const nn::ShardSpec of_rows{{rows, columns},
+                                  {Cut{0, {{r * rows / readers, (r + 1) * rows / readers}}}}};
+      CHECK(read(ShardSlice::of(of_rows), w.narrow(0, r * rows / readers, rows / readers),
+                 DType::f64) == n * width);
+    }
+  // Half of the columns leave gaps of two pages.
+  CHECK(read(ShardSlice::of(nn::ShardSpec{{rows, columns}, {Cut{1, {{2048, 4096}}}}}),
+             w.narrow(1, 2048, 2048).contiguous()) == rows * columns * width / 2);
+  // Gaps of less than a page are read, of what lies between: here all but one gap a file.
+  CHECK(read(ShardSlice::of(nn::ShardSpec{{rows, columns}, {Cut{1, {{0, 3584}}}}}),
+             w.narrow(1, 0, 3584).contiguous()) == (rows * columns - 4 * 512) * width);
+}
+
+TEST_CASE("shard files: an element that a slice needs and no file has is an error") {
+  const Files f(false);
+  const ShardFiles files(f.paths);
+  const nn::ShardSpec there{{6, 4}, {Cut{0, {{0, 2}}}}}, missing{{6, 4}, {Cut{0, {{3, 6}}}}};
+  const Tensor out = Tensor::empty({2, 4}, DType::f64);
+  files.read_into("w", ShardSlice::of(there), out);
+  CHECK(test::different_bits(out, counting({2, 4}, DType::f64)) == "");
+  CHECK(error_of([&] {
+          files.read_into("w", ShardSlice::of(missing), Tensor::empty({3, 4}, DType::f64));
+        }) == "checkpoint: element 13 of w [6, 4] is in none of the files");
 }
 
 TEST_CASE("shard files: errors name the problem") {

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <string>
 #include <vector>
@@ -95,17 +96,69 @@ TEST_CASE("sharded checkpoint: a rank with an empty shard saves and loads it") {
   }
 }
 
+TEST_CASE("sharded checkpoint: in the background, the values are those when the save began") {
+  const test::TempFolder out;
+  io::testing::slow_writes(20e3);
+  for (const int ranks : {1, 2, 4}) {
+    std::atomic<int> early{0};
+    run_ranks(ranks, [&](World& w) {
+      const Held held(w, ranks);
+      CheckpointSave save(
+          w, out.path(),
+          {.step = ranks, .model = sources_of(held.model), .optimizer = sources_of(held.optimizer)},
+          {.background = true});
+      for (const SlicedTensors& tensors : {held.model, held.optimizer})
+        for (const auto& [name, t] : tensors) t.values.fill_(-1);
+      while (!save.advance()) ++early;  // as training does between its steps
+    });
+    CHECK(early > 0);
+    CHECK(value_of(*io::find_checkpoint(out.path())) == ranks);
+  }
+  io::testing::slow_writes(0);
+}
+
+TEST_CASE(
+    "sharded checkpoint: one rank that unwinds completes a save, several leave the last one") {
+  const test::TempFolder out;
+  for (const int ranks : {1, 2}) {
+    const std::string told = error_of([&] {
+      run_ranks(ranks, [&](World& w) {
+        const Held held(w, 7 + ranks);
+        const CheckpointSave save(w, out.path(),
+                                  {.step = ranks,
+                                   .model = sources_of(held.model),
+                                   .optimizer = sources_of(held.optimizer)},
+                                  {.background = true});
+        if (w.rank() == 0) throw Error("unwinds");
+        w.all().barrier().wait();
+      });
+    });
+    CHECK(told == "rank 0: unwinds");
+    CHECK(value_of(*io::find_checkpoint(out.path())) == 8);
+  }
+}
+
 TEST_CASE("sharded checkpoint: a full disk on one rank keeps the previous checkpoint") {
   // Which rank's file does not fit depends on the order of the writes. All ranks get the error.
   int refused = 0;
   for (std::int64_t room = 0;; room += 83) {
+    const bool background = refused % 2 == 0;
     const test::TempFolder out;
     const auto save = [&](std::int64_t step) {
       std::vector<std::string> texts(3);
       run_ranks(2, [&](World& w) {
         const Held held(w, static_cast<double>(step));
-        texts[static_cast<std::size_t>(w.rank())] = error_of(
-            [&] { save_checkpoint(w, out.path(), step, held.model, held.optimizer, "{}", 0); });
+        texts[static_cast<std::size_t>(w.rank())] = error_of([&] {
+          CheckpointSave own(w, out.path(),
+                             {.step = step,
+                              .model = sources_of(held.model),
+                              .optimizer = sources_of(held.optimizer)},
+                             {.background = background});
+          if (background)
+            while (!own.advance()) continue;
+          else
+            own.finish();
+        });
       });
       return texts;
     };
