@@ -192,7 +192,10 @@ void compare(World& w, const Case& at, const How& how, const GptConfig& c, DType
   for (std::size_t i = 0; limit.gradients > 0 && !how.shard && i < parameters.size(); ++i) {
     CAPTURE(parameters[i].name);
     const Tensor g = test::part(want.gradients[i].tensor, layout, parameters[i].name);
-    CHECK(test::distance({parameters[i].tensor.main_grad()}, {g}) < limit.gradients);
+    // Of some, f32 in every model, the gradient of each micro-batch is rounded to f32.
+    const bool rounds = dtype == DType::f64 && parameters[i].tensor.dtype() == DType::f32;
+    CHECK(test::distance({parameters[i].tensor.main_grad()}, {g}) <
+          (rounds ? 1e-6 : limit.gradients));
   }
   const StateDict state = model.state_dict();
   if (limit.weights > 0)
