@@ -3,6 +3,8 @@
 #include <map>
 
 #include "weft/bench/comm_cost.h"
+#include "weft/bench/comm_estimate.h"
+#include "weft/bench/comm_layouts.h"
 #include "weft/bench/comm_trace.h"
 #include "weft/bench/harness.h"
 #include "weft/bench/start_up.h"
@@ -19,7 +21,8 @@ struct Settings {
   std::int64_t devices = 8;
   double base_us = 6.6, hop_us = 0.6, hop_across_us = 2.7;
   double inside = 450, across = 50;  // 1e9 bytes/s
-  bool trees = false, lanes = false, start_up = false;
+  std::int64_t lanes = distributed::kLanes;
+  bool trees = false, start_up = false, layouts = false;
   ConnectCost connect;
   double tflops = 989, utilisation = 0.4;
 };
@@ -54,8 +57,11 @@ bool parse(std::vector<std::string> args, Settings& s) {
   line.add("--hop-across-us", s.hop_across_us, "microseconds of a message across hosts");
   line.add("--trees", s.trees, "all_reduce by a tree where that is faster than a ring");
   line.add("--lanes", s.lanes,
-           "collectives of different groups overlap, each with the full bandwidth; backends do not "
-           "do this yet");
+           "as train_gpt's: 1 to 3 queues of collectives, which overlap, each with the full "
+           "bandwidth");
+  line.add("--layouts", s.layouts,
+           "print memory, bytes and time of a dense model of 7B and one of 16 experts of 1B, in "
+           "several layouts on 8 to 4096 ranks; flags of train_gpt change all of them");
   line.add(
       "--start-up", s.start_up,
       "print what connects 8 to 4096 ranks and a prediction of the time, with --dp as large as "
@@ -68,6 +74,8 @@ bool parse(std::vector<std::string> args, Settings& s) {
   if (!line.parse(std::move(args))) return false;
   check(s.devices >= 1 && s.devices <= 1 << 20, "--devices-per-host: must be at least 1, got {}",
         s.devices);
+  check(s.lanes >= 1 && s.lanes <= distributed::kLanes, "--lanes: must be in [1, {}], got {}",
+        distributed::kLanes, s.lanes);
   for (const auto& [flag, value] : {std::pair{"--inside", s.inside},
                                     {"--across", s.across},
                                     {"--tflops", s.tflops},
@@ -107,22 +115,21 @@ struct Total {
   double us = 0, exposed_us = 0;
 };
 
+Cluster cluster_of(const Settings& s) {
+  return {.devices_per_host = static_cast<int>(s.devices),
+          .base_us = s.base_us,
+          .inside = {s.hop_us, 1e9 * s.inside},
+          .across = {s.hop_across_us, 1e9 * s.across},
+          .trees = s.trees};
+}
+
 void estimate(const Settings& s, const examples::GptOptions& options) {
-  const Cluster cluster{.devices_per_host = static_cast<int>(s.devices),
-                        .base_us = s.base_us,
-                        .inside = {s.hop_us, 1e9 * s.inside},
-                        .across = {s.hop_across_us, 1e9 * s.across},
-                        .trees = s.trees};
+  const Cluster cluster = cluster_of(s);
   const StepTrace trace = trace_step(options);
-  std::vector<double> us;
-  std::vector<int> lanes;
-  for (const FlightEntry& e : trace.calls) {
-    const auto group = trace.groups.find(e.group);
-    us.push_back(collective_us(cluster, e.kind, whole_bytes(e), group->second));
-    lanes.push_back(s.lanes ? static_cast<int>(std::distance(trace.groups.begin(), group)) : 0);
-  }
-  const double compute_us = 1e-6 * trace.flops / (s.tflops * s.utilisation);
-  const StepTimes times = play_steps(trace.events, us, compute_us, lanes);
+  const Estimate estimate(trace, cluster, s.tflops * s.utilisation);
+  const std::vector<double>& us = estimate.collectives_us();
+  const double compute_us = estimate.compute_us();
+  const StepTimes times = estimate.times(static_cast<int>(s.lanes));
 
   std::map<std::pair<std::string, std::string>, Total> totals;
   for (std::size_t i = 0; i < us.size(); ++i) {
@@ -154,13 +161,13 @@ void estimate(const Settings& s, const examples::GptOptions& options) {
     report.add(what + ": takes", t.us, "us");
     report.add(what + ": exposed", t.exposed_us, "us");
   }
-  double exposed_us = 0;
-  for (const double e : times.exposed_us) exposed_us += e;
+  const double exposed_us = times.all_exposed_us();
   const int ranks = train::ranks_of(options);
   const double rate = static_cast<double>(trace.tokens) / (1e-6 * times.step_us);
   report.row("ranks", ranks, "");
   report.row("compute", 1e-3 * compute_us, "ms");
   report.row("exposed communication", 1e-3 * exposed_us, "ms");
+  report.row("exposed with one lane", 1e-3 * estimate.times(1).all_exposed_us(), "ms");
   report.row("step", 1e-3 * times.step_us, "ms");
   report.row("share of the step", 100 * exposed_us / times.step_us, "%");
   report.row("rate", rate, "tokens/s");
@@ -183,7 +190,10 @@ int run(int argc, char** argv) {
   check(options.machine.device == "meta", "--device: must be meta, got {}", options.machine.device);
   if (options.model.vocab == 0) options.model.vocab = 256;
   options.gpt().validate();
-  if (settings.start_up)
+  if (settings.layouts)
+    print_layouts(cluster_of(settings), settings.tflops * settings.utilisation,
+                  static_cast<int>(settings.lanes), {rest.begin() + 1, rest.end()}, settings.json);
+  else if (settings.start_up)
     print_start_up(settings, options);
   else
     estimate(settings, options);

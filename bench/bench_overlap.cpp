@@ -1,10 +1,12 @@
 // Layers with weights sharded over ranks, on a link of a given speed: how much of the communication
-// a ring or a pipeline overlaps with the products; and layers with experts on all ranks: how much
-// of it delayed weight gradients hide.
+// a ring or a pipeline overlaps with the products; layers with experts on all ranks: how much of it
+// delayed weight gradients hide; and steps of tensor and data parallelism: what lanes hide.
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "weft/autograd/elementwise.h"
@@ -265,6 +267,85 @@ void delayed_gradients(int ranks, Report& report) {
   report.row(what + "delayed / in turn, link", ratio(slow[1], slow[0]), "");
 }
 
+// Layers that compute for these times, tp 2 x dp 2. A layer sums its output over tp in forward and
+// its gradient in backward, and waits; then the sum of its bucket over dp begins. Sleeping stands
+// for compute, so that four ranks fit on two processors.
+constexpr int kLayers = 12, kSteps = 9;
+constexpr std::chrono::milliseconds kForward{4}, kBackward{8};
+constexpr std::int64_t kActivation = 16 << 10, kBucket = 256 << 10;  // f32
+
+void lane_step(const distributed::DeviceMesh& mesh, const std::vector<Tensor>& buckets,
+               const Tensor& activation) {
+  std::vector<distributed::Work> works;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    std::this_thread::sleep_for(kForward);
+    mesh.tp().at_once().all_reduce(activation, distributed::Reduce::max).wait();
+  }
+  for (int layer = 0; layer < kLayers; ++layer) {
+    std::this_thread::sleep_for(kBackward);
+    mesh.tp().at_once().all_reduce(activation, distributed::Reduce::max).wait();
+    works.push_back(mesh.dp_cp().all_reduce(buckets[static_cast<std::size_t>(layer)]));
+  }
+  for (distributed::Work& work : works) work.wait();
+}
+
+Cost lane_costs(int lanes, double tp_s, double bucket_s) {
+  Cost cost;
+  distributed::WorldOptions options;
+  options.lanes = lanes;
+  // With two ranks, an all_reduce sends as many bytes as the tensor has.
+  if (tp_s > 0) options.link.bytes_per_s = 4.0 * kActivation / tp_s;
+  if (bucket_s > 0) options.data_link = {.bytes_per_s = 4.0 * kBucket / bucket_s};
+  distributed::run_ranks(
+      4,
+      [&](World& w) {
+        const distributed::DeviceMesh mesh(w, {.tp = 2});
+        std::vector<Tensor> buckets;
+        for (int i = 0; i < kLayers; ++i) buckets.push_back(Tensor::zeros({kBucket}));
+        const Tensor activation = Tensor::zeros({kActivation});
+        for (int i = -1; i < kSteps; ++i) {
+          w.all().barrier().wait();
+          const double begin = now(), waited = w.stats().waiting_s;
+          lane_step(mesh, buckets, activation);
+          if (w.rank() != 0 || i < 0) continue;
+          cost.whole.push_back(now() - begin);
+          cost.waiting.push_back(w.stats().waiting_s - waited);
+        }
+      },
+      options);
+  return cost;
+}
+
+/// Two links: of a layer's collectives, inside a host, and of the buckets, across hosts.
+void compare_lanes(Report& report) {
+  report.row("4 ranks, lanes, compute of a step",
+             static_cast<double>((kLayers * (kForward + kBackward)).count()), "ms");
+  struct Case {
+    const char* name;
+    double tp_s, bucket_s;
+  };
+  for (const Case& c : {Case{"no link", 0, 0}, Case{"buckets half of backward", 6e-4, 4e-3},
+                        Case{"buckets all of backward", 6e-4, 8e-3}}) {
+    const std::string what = message("4 ranks, {}, ", c.name);
+    // In turns, so that other programs slow all of them alike.
+    std::array<Cost, distributed::kLanes> of;
+    for (int turn = 0; turn < 2; ++turn)
+      for (int lanes = 1; lanes <= distributed::kLanes; ++lanes) {
+        const Cost cost = lane_costs(lanes, c.tp_s, c.bucket_s);
+        Cost& all = of[static_cast<std::size_t>(lanes - 1)];
+        all.whole.insert(all.whole.end(), cost.whole.begin(), cost.whole.end());
+        all.waiting.insert(all.waiting.end(), cost.waiting.begin(), cost.waiting.end());
+      }
+    for (int lanes = 1; lanes <= distributed::kLanes; ++lanes) {
+      const Cost& cost = of[static_cast<std::size_t>(lanes - 1)];
+      const std::string which = message("{}{} lane{}", what, lanes, lanes > 1 ? "s" : "");
+      report.row(which, 1e3 * median(cost.whole), "ms");
+      report.row(which + ", waiting", 1e3 * median(cost.waiting), "ms");
+      if (lanes > 1) report.row(which + " / 1 lane", ratio(cost, of[0]), "");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace weft::bench
 
@@ -277,6 +358,7 @@ int main(int argc, char** argv) try {
   if (dtype == "f32") {
     bench::hidden_sums(2, report);
     bench::delayed_gradients(2, report);
+    bench::compare_lanes(report);
   }
   return report.finish();
 } catch (const weft::Error& e) {

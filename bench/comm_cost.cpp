@@ -67,6 +67,7 @@ double collective_us(const Cluster& c, Collective kind, std::int64_t bytes,
     case Collective::exchange:
     case Collective::send:
     case Collective::receive:
+    case Collective::batch:
       return c.base_us + link.hop_us + once_us;
     case Collective::barrier:
       return c.base_us + levels * link.hop_us;

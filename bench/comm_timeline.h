@@ -1,4 +1,5 @@
 #pragma once
+#include <numeric>
 #include <vector>
 
 namespace weft::bench {
@@ -16,12 +17,16 @@ struct StepTimes {
   std::vector<double> exposed_us;  ///< per collective: the part of its time during which the rank
                                    ///< waits
   double step_us = 0;
+
+  double all_exposed_us() const {
+    return std::accumulate(exposed_us.begin(), exposed_us.end(), 0.0);
+  }
 };
 
 /// The duration of a step, in a run of equal steps, when compute takes compute_us and collective i
 /// takes op_us[i]. Collectives of a lane run one after another in call order, concurrently with
 /// other lanes and with compute; a wait ends when its collective and all earlier ones of the lane
-/// have finished. `lanes`: the lane of each collective, from 0; empty: a single lane.
+/// have finished. `lanes`: the queue of each collective, from 0; empty: a single one.
 StepTimes play_steps(const std::vector<StepEvent>& events, const std::vector<double>& op_us,
                      double compute_us, const std::vector<int>& lanes = {});
 

@@ -9,7 +9,8 @@ namespace weft::bench {
 
 StartUp start_up(const examples::GptOptions& options, const ConnectCost& cost) {
   const int size = train::ranks_of(options);
-  const auto world = distributed::fake_world(static_cast<int>(options.parallel.rank), size);
+  const auto world = distributed::fake_world(static_cast<int>(options.parallel.rank), size,
+                                             {.lanes = static_cast<int>(options.parallel.lanes)});
   const train::Ranks ranks(*world, options);
   examples::GptTask gpt(options);
   train::TrainStep step(gpt.task(), options, ranks);

@@ -14,7 +14,7 @@ endfunction()
 set(weft_thread_tests
   allocator comm_ops ddp expert_dispatch expert_fp8 expert_layouts expert_parallel expert_router
   expert_tensor fp8_linear fp8_overlap
-  grouped_linear joint_norm layer_norm matmul overlap parallel parallelize process_group
+  grouped_linear joint_norm lanes layer_norm matmul overlap parallel parallelize process_group
   process_group_errors random shared_leaf sharded_checkpoint sharded_optimizer simd tape
   tensor_parallel vocab)
 add_custom_target(thread_tests)
@@ -92,7 +92,8 @@ if(WEFT_EXAMPLES)
 endif()
 if(TARGET tests_bench)
   target_sources(tests_bench PRIVATE $<TARGET_OBJECTS:weft_gpt> bench/comm_cost.cpp
-    bench/comm_timeline.cpp bench/comm_trace.cpp bench/start_up.cpp)
+    bench/comm_estimate.cpp bench/comm_layouts.cpp bench/comm_timeline.cpp bench/comm_trace.cpp
+    bench/start_up.cpp)
 endif()
 if(TARGET tests_examples)
   target_sources(tests_examples PRIVATE $<TARGET_OBJECTS:weft_gpt>)
@@ -218,7 +219,10 @@ if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
     add_test(NAME mpi_process_group_${ranks}
       COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:tests_distributed>
         --source-file=*/test_process_group.cpp --test-case=conformance)
-    list(APPEND weft_mpi_tests mpi_process_group_${ranks})
+    add_test(NAME mpi_lanes_${ranks}
+      COMMAND ${run_ranks} ${ranks} $<TARGET_FILE:tests_distributed>
+        --source-file=*/test_lanes.cpp "--test-case=lanes: a collective completes*,batch: rings*")
+    list(APPEND weft_mpi_tests mpi_process_group_${ranks} mpi_lanes_${ranks})
     set(stems capacity_layouts comm_ops ddp expert_dispatch expert_layouts expert_parallel
       expert_router expert_tensor frozen fsdp joint_norm layouts overlap parallelize sharded_optimizer
       tensor_parallel tensor_parallel_steps vocab)

@@ -17,6 +17,7 @@ namespace {
 struct StreamSlot {
   std::int16_t device = 0;
   bool taken = false;
+  Priority priority = Priority::normal;
   void* handle = nullptr;
 };
 
@@ -49,12 +50,12 @@ constinit thread_local bool tf32_forbidden = false;
 constinit thread_local std::int16_t current_of[kMaxDevices] = {-1, -1, -1, -1, -1, -1, -1, -1,
                                                                -1, -1, -1, -1, -1, -1, -1, -1};
 
-std::int16_t add_stream(Registry& r, std::int16_t device) {
+std::int16_t add_stream(Registry& r, std::int16_t device, Priority priority) {
   check(r.streams.size() < kMaxStreams, "stream: at most {} can exist, got a request for one more",
         kMaxStreams);
   detail::use_device(device);
-  StreamSlot slot{device, true, nullptr};
-  if constexpr (kWithCuda) slot.handle = rt::create_stream();
+  StreamSlot slot{device, true, priority, nullptr};
+  if constexpr (kWithCuda) slot.handle = rt::create_stream(priority == Priority::high);
   r.streams.push_back(slot);
   return static_cast<std::int16_t>(r.streams.size() - 1);
 }
@@ -64,7 +65,7 @@ std::int16_t default_stream(Device device) {
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
   std::int16_t& id = r.first_of[device.index];
-  if (id < 0) id = add_stream(r, device.index);
+  if (id < 0) id = add_stream(r, device.index, Priority::normal);
   return id;
 }
 
@@ -143,16 +144,17 @@ NoTf32Scope::~NoTf32Scope() { tf32_forbidden = previous_; }
 
 Stream::Stream(Device device) : device_(device.index), id_(default_stream(device)) {}
 
-Stream Stream::take(Device device) {
+Stream Stream::take(Device device, Priority priority) {
   check_device(device);
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
-  for (std::size_t i = 0; i < r.streams.size(); ++i)
-    if (!r.streams[i].taken && r.streams[i].device == device.index) {
-      r.streams[i].taken = true;
-      return {device.index, static_cast<std::int16_t>(i)};
-    }
-  return {device.index, add_stream(r, device.index)};
+  for (std::size_t i = 0; i < r.streams.size(); ++i) {
+    StreamSlot& slot = r.streams[i];
+    if (slot.taken || slot.device != device.index || slot.priority != priority) continue;
+    slot.taken = true;
+    return {device.index, static_cast<std::int16_t>(i)};
+  }
+  return {device.index, add_stream(r, device.index, priority)};
 }
 
 void Stream::give_back() {

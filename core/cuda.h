@@ -40,6 +40,9 @@ class NoTf32Scope {
   bool previous_;
 };
 
+/// Of a stream: blocks of a kernel with high priority start before those of other kernels.
+enum class Priority : std::uint8_t { normal, high };
+
 /// A queue of work on one device; the work runs in order. A thread launches kernels on its current
 /// stream. A Stream is a handle: streams live as long as the process and are reused. The first
 /// stream of a device is its default stream.
@@ -49,7 +52,7 @@ class Stream {
   explicit Stream(Device device = {Device::Kind::cuda, 0});
   /// Returns an unused stream, creating one if necessary.
   /// Throws Error when kMaxStreams are in use.
-  static Stream take(Device device = {Device::Kind::cuda, 0});
+  static Stream take(Device device = {Device::Kind::cuda, 0}, Priority priority = Priority::normal);
   /// Returns a stream from take() so that it can be reused.
   void give_back();
 

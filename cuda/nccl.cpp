@@ -58,10 +58,11 @@ Id make_id() {
   return id;
 }
 
-Comm connect(const Id& id, int rank, int ranks) {
+Comm connect(const Id& id, int rank, int ranks, int max_blocks) {
   Comm comm = nullptr;
   Config config;
   config.blocking = 0;
+  if (max_blocks > 0) config.max_blocks = max_blocks;
   ok(library().connect(&comm, ranks, id, rank, &config), "ncclCommInitRankConfig");
   return comm;
 }

@@ -159,9 +159,12 @@ void* allocate_pinned(std::int64_t bytes) {
 }
 void free_pinned(void* p) { ok(cudaFreeHost(p), "cudaFreeHost"); }
 
-StreamHandle create_stream() {
+StreamHandle create_stream(bool high) {
   cudaStream_t s = nullptr;
-  ok(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "cudaStreamCreate");
+  int least = 0, greatest = 0;
+  ok(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  ok(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, high ? greatest : least),
+     "cudaStreamCreate");
   return s;
 }
 void synchronize_stream(StreamHandle s) {

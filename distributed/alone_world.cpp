@@ -1,4 +1,5 @@
 #include "weft/autograd/tape.h"
+#include "weft/core/error.h"
 #include "weft/distributed/alone_channel.h"
 #include "weft/distributed/operation.h"
 #include "weft/distributed/world.h"
@@ -28,9 +29,21 @@ class AloneWorld : public World {
 }  // namespace
 
 void AloneChannel::run(Operation& op) {
-  if (!op.in.defined() || !op.out.defined() || op.in.is_meta()) return;
+  if (op.is_meta()) return;
   const NoGradGuard off;
-  if (!op.in.same(op.out)) op.out.view({-1}).copy_(op.in.view({-1}));
+  const auto copy = [](const Tensor& to, const Tensor& from) {
+    if (!from.same(to)) to.view({-1}).copy_(from.view({-1}));
+  };
+  if (op.in.defined() && op.out.defined()) copy(op.out, op.in);
+  if (!is_message(op.kind)) return;
+  check(op.sends.size() == op.receives.size(),
+        "{}: a group of one rank must receive each message it sends, got {} sends, {} receives",
+        describe(op), op.sends.size(), op.receives.size());
+  for (std::size_t i = 0; i < op.sends.size(); ++i) {
+    const std::string wrong = difference(op, op.sends[i], op, op.receives[i], *this);
+    check(wrong.empty(), "{}", wrong);
+    copy(op.receives[i].tensor, op.sends[i].tensor);
+  }
 }
 
 std::unique_ptr<World> World::alone() { return std::make_unique<AloneWorld>(); }

@@ -1,5 +1,8 @@
 #include "weft/distributed/comm_thread.h"
 
+#include <system_error>
+#include <utility>
+
 #include "weft/core/error.h"
 
 namespace weft::distributed {
@@ -13,16 +16,27 @@ constexpr int kOperations = 16;
 
 }  // namespace
 
-CommThread::CommThread(int rank, int ranks, const WorldOptions& options, bool threaded,
+CommThread::CommThread(int rank, int ranks, const WorldOptions& options,
+                       std::shared_ptr<FlightRecorder> recorder, bool threaded,
                        std::function<void()> idle)
     : rank_(rank),
       ranks_(ranks),
+      threaded_(threaded),
       link_(options.link),
+      data_link_(options.data_link.value_or(options.link)),
       dump_folder_(options.dump_folder),
       idle_(std::move(idle)),
-      recorder_(std::make_shared<FlightRecorder>(options.recorded)) {
+      recorder_(std::move(recorder)) {
   for (int i = 0; i < kOperations; ++i) recycle(add_operation());
-  if (threaded) thread_ = std::thread([this] { work(); });
+  if (idle_) start();
+}
+
+void CommThread::start() {
+  try {
+    thread_ = std::thread([this] { work(); });
+  } catch (const std::system_error&) {
+    check_system(false, "world: the system has no thread for the collectives of rank {}", rank_);
+  }
 }
 
 CommThread::~CommThread() { stop(); }
@@ -33,7 +47,9 @@ void CommThread::stop() {
     stopping_ = true;
   }
   wake_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) return thread_.join();
+  std::unique_lock lock(mutex_);
+  while (first_) make_next(lock);
 }
 
 Operation& CommThread::take() {
@@ -69,24 +85,27 @@ void CommThread::give_back(Operation& op) {
 void CommThread::recycle(Operation& op) {
   op.out = {};
   op.in = {};
+  op.sends.clear();
+  op.receives.clear();
   op.channel.reset();
   op.out_count.clear();
   op.in_count.clear();
   op.stream.reset();
   op.reduce = Reduce::sum;
-  op.to = op.from = -1;
+  op.root = -1;
   op.failed = op.enqueued = false;
   op.next = free_;
   free_ = &op;
 }
 
 void CommThread::submit(Operation& op, bool wake) {
+  if (threaded_ && wake && !thread_.joinable()) start();
   op.done.store(false, std::memory_order_relaxed);
   op.number = recorder_->called(op);
   std::unique_lock lock(mutex_);
   (first_ ? last_->next : first_) = &op;
   last_ = &op;
-  if (!thread_.joinable())
+  if (!threaded_)
     make_next(lock);
   else if (!running_ && wake)
     wake_.notify_one();
@@ -106,7 +125,7 @@ void CommThread::wait(Operation& op) {
       finished_.wait(lock);
       waiting_ = false;
     }
-    stats_.waiting_s += seconds(Clock::now() - begin);
+    stats_of(op).waiting_s += seconds(Clock::now() - begin);
     if (first_ && !running_) wake_.notify_one();
   }
   if (!op.failed) return op.channel->finish(op);
@@ -152,12 +171,25 @@ void CommThread::make_next(std::unique_lock<std::mutex>& lock) {
   lock.lock();
   running_ = false;
   op.failed = !well;
-  ++stats_.calls;
-  if (well) stats_.bytes_sent += op.bytes_sent(op.channel->rank(), op.channel->size());
-  stats_.busy_s += seconds(op.ended - op.started);
+  CommStats& stats = stats_of(op);
+  ++stats.calls;
+  if (well) stats.bytes_sent += op.bytes_sent(op.channel->rank(), op.channel->size());
+  stats.busy_s += seconds(op.ended - op.started);
   // From here on the operation belongs to the caller.
   op.done.store(true, std::memory_order_release);
   if (waiting_) finished_.notify_one();
+}
+
+void CommThread::carry_out(Operation& op) {
+  op.channel->run(op);
+  const SimulatedLink& link = op.lane == Lane::data ? data_link_ : link_;
+  const int size = op.channel->size();
+  if (size == 1 || (link.bytes_per_s == 0 && link.latency_s == 0)) return;
+  double least = link.latency_s;
+  if (link.bytes_per_s > 0)
+    least += static_cast<double>(op.bytes_sent(op.channel->rank(), size)) / link.bytes_per_s;
+  std::this_thread::sleep_until(op.started + std::chrono::duration_cast<Clock::duration>(
+                                                 std::chrono::duration<double>(least)));
 }
 
 bool CommThread::run(Operation& op, const std::string& failure) {
@@ -169,15 +201,7 @@ bool CommThread::run(Operation& op, const std::string& failure) {
   recorder_->started(op.number);
   std::string error;
   try {
-    op.channel->run(op);
-    const int size = op.channel->size();
-    if (size > 1 && (link_.bytes_per_s > 0 || link_.latency_s > 0)) {
-      double least = link_.latency_s;
-      if (link_.bytes_per_s > 0)
-        least += static_cast<double>(op.bytes_sent(op.channel->rank(), size)) / link_.bytes_per_s;
-      std::this_thread::sleep_until(op.started + std::chrono::duration_cast<Clock::duration>(
-                                                     std::chrono::duration<double>(least)));
-    }
+    carry_out(op);
   } catch (const std::exception& e) {
     error = e.what();
     if (error.empty()) error = describe(op) + " failed";
@@ -194,9 +218,9 @@ bool CommThread::run(Operation& op, const std::string& failure) {
   return false;
 }
 
-CommStats CommThread::stats() const {
+CommStats CommThread::stats(Lane lane) const {
   const std::lock_guard lock(mutex_);
-  return stats_;
+  return stats_[static_cast<int>(lane)];
 }
 
 }  // namespace weft::distributed

@@ -12,16 +12,17 @@
 
 namespace weft::distributed {
 
-/// Runs all collectives of one rank in call order while the rank's own thread computes. If that
-/// thread waits and the next collective has not started, the thread runs it itself, because a
-/// thread switch costs more than a small collective. Without a communication thread (fake ranks)
-/// the caller runs every collective immediately.
+/// A queue of collectives of one rank, which run in call order while the rank's own thread
+/// computes. If that thread waits and the next collective has not started, the thread runs it
+/// itself, because a thread switch costs more than a small collective. The communication thread
+/// starts with the first collective that needs it. Without one (fake ranks) the caller runs every
+/// collective immediately.
 class CommThread {
  public:
   /// `ranks` is the size of the largest group. `idle`, if set, is called every few milliseconds
   /// while the queue is empty, so that a backend can answer other ranks. It must not throw.
-  CommThread(int rank, int ranks, const WorldOptions& options, bool threaded,
-             std::function<void()> idle = {});
+  CommThread(int rank, int ranks, const WorldOptions& options,
+             std::shared_ptr<FlightRecorder> recorder, bool threaded, std::function<void()> idle);
   ~CommThread();
   CommThread(const CommThread&) = delete;
 
@@ -36,19 +37,22 @@ class CommThread {
   /// Stops once the queue is empty; nothing may be submitted after that.
   void stop();
 
-  CommStats stats() const;
-  const std::shared_ptr<FlightRecorder>& recorder() const { return recorder_; }
+  CommStats stats(Lane lane) const;
 
  private:
   void work();
   void look_around(std::unique_lock<std::mutex>& lock);
   void make_next(std::unique_lock<std::mutex>& lock);
+  void start();
+  void carry_out(Operation& op);
   bool run(Operation& op, const std::string& failure);
+  CommStats& stats_of(const Operation& op) { return stats_[static_cast<int>(op.lane)]; }
   void recycle(Operation& op);
   Operation& add_operation();
 
   const int rank_, ranks_;
-  const SimulatedLink link_;
+  const bool threaded_;
+  const SimulatedLink link_, data_link_;
   const std::string dump_folder_;
   const std::function<void()> idle_;
   const std::shared_ptr<FlightRecorder> recorder_;
@@ -65,8 +69,8 @@ class CommThread {
   bool waiting_ = false;                          // the rank's own thread sleeps
   bool stopping_ = false;
   std::string failure_;  // of the first collective that failed; no later one is started
-  CommStats stats_;
-  std::thread thread_;
+  CommStats stats_[kLanes];
+  std::thread thread_;  // started and joined by the rank's own thread
 };
 
 }  // namespace weft::distributed

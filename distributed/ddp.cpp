@@ -82,7 +82,8 @@ void Ddp::open(BucketLayout layout) {
     b.then.push_back(&mesh_.group(l.expert ? "edp_replicate" : "dp_replicate"));
     b.replica = b.then[0]->rank();
   }
-  if (l.tp_partial) b.then.push_back(l.expert ? &mesh_.etp() : &mesh_.tp());
+  // In the lane of the first group, whose result it sums.
+  if (l.tp_partial) b.then.push_back(&mesh_.group(l.expert ? "etp_grad" : "tp_grad"));
   const int rank = b.group->rank(), ranks = b.group->size();
   const std::int64_t slice = l.size / ranks;
   if (options_.deferred) {

@@ -51,9 +51,9 @@ struct DdpOptions {
 ///
 /// Every parameter gets a main_grad, a view into a flat bucket. When the last gradient of a bucket
 /// is ready, its reduction starts: over dp_cp for dense parameters, over edp for experts, and then
-/// over tp (etp) where each rank sees only some of the tokens. Buckets are sent in the same order
-/// on every rank, whatever order gradients arrive in. Sums are not scaled: divide the loss by the
-/// count of the whole batch before backward.
+/// over tp_grad (etp_grad) where each rank sees only some of the tokens. Buckets are sent in the
+/// same order on every rank, whatever order gradients arrive in. Sums are not scaled: divide the
+/// loss by the count of the whole batch before backward.
 ///
 ///   Ddp ddp(model, mesh, layout);
 ///   for (each step) {

@@ -7,33 +7,36 @@
 namespace weft::distributed {
 namespace {
 
-/// The grid and the axes of a group name.
+/// The grid, the axes and the lane of a group name.
 struct GroupAxes {
   const char* name;
   bool expert;
   std::vector<std::string_view> axes;
+  Lane lane = Lane::model;
 };
 
 const std::vector<GroupAxes>& group_axes() {
   static const std::vector<GroupAxes> all = {
       {"tp", false, {"tp"}},
       {"cp", false, {"cp"}},
-      {"dp", false, {"dp_shard", "dp_replicate"}},
-      {"pp", false, {"pp"}},
-      {"dp_cp", false, {"dp_shard", "dp_replicate", "cp"}},
+      {"dp", false, {"dp_shard", "dp_replicate"}, Lane::data},
+      {"pp", false, {"pp"}, Lane::pipeline},
+      {"dp_cp", false, {"dp_shard", "dp_replicate", "cp"}, Lane::data},
       {"tp_cp", false, {"tp", "cp"}},
       {"tp_dp_cp", false, {"tp", "dp_shard", "dp_replicate", "cp"}},
       {"mp", false, {"tp", "pp"}},
       {"etp", true, {"etp"}},
       {"ep", true, {"ep"}},
-      {"edp", true, {"edp_shard", "edp_replicate"}},
+      {"edp", true, {"edp_shard", "edp_replicate"}, Lane::data},
       {"tp_ep", true, {"etp", "ep"}},
       {"tp_ep_pp", true, {"etp", "ep", "pp"}},
-      {"dp_shard", false, {"dp_shard"}},
-      {"dp_replicate", false, {"dp_replicate"}},
-      {"dp_shard_cp", false, {"dp_shard", "cp"}},
-      {"edp_shard", true, {"edp_shard"}},
-      {"edp_replicate", true, {"edp_replicate"}},
+      {"dp_shard", false, {"dp_shard"}, Lane::data},
+      {"dp_replicate", false, {"dp_replicate"}, Lane::data},
+      {"dp_shard_cp", false, {"dp_shard", "cp"}, Lane::data},
+      {"edp_shard", true, {"edp_shard"}, Lane::data},
+      {"edp_replicate", true, {"edp_replicate"}, Lane::data},
+      {"tp_grad", false, {"tp"}, Lane::data},
+      {"etp_grad", true, {"etp"}, Lane::data},
       {"world", false, {"tp", "cp", "dp_shard", "dp_replicate", "pp"}},
   };
   return all;
@@ -154,7 +157,7 @@ DeviceMesh::DeviceMesh(World& world, const Degrees& degrees)
     : world_(world), degrees_(settle(world.size(), degrees)) {
   for (const std::string& name : mesh_group_names()) {
     if (name == "world") continue;  // exists already
-    groups_[name] = world.split(name, rank_lists(world.size(), degrees_, name));
+    groups_[name] = world.split(name, rank_lists(world.size(), degrees_, name), axes_of(name).lane);
   }
 }
 

@@ -66,10 +66,13 @@ RankLists rank_lists(int world_size, const Degrees& degrees, std::string_view na
 ///   etp ep edp          along one axis of the expert grid; edp sums the gradients of experts
 ///   edp_shard edp_replicate  the two axes of edp
 ///   tp_ep, tp_ep_pp     etp and ep, and pp
+///   tp_grad, etp_grad   as tp and etp; sum the gradients of which each rank has a part
 ///   world
 ///
 /// fsdp and efsdp are other names of dp_shard_cp and edp_shard.
 ///
+/// Those that sum gradients or gather weights (dp, dp_cp, edp, their shard and replicate parts,
+/// tp_grad and etp_grad) communicate in Lane::data, pp in Lane::pipeline, the others in Lane::model.
 /// Groups of one rank exist too; their collectives do nothing. Making a mesh communicates nothing:
 /// over NCCL the ranks of a name are connected at its first collective, which every rank of the
 /// world must reach, in the same order for all names.

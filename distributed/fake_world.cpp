@@ -10,16 +10,20 @@ namespace {
 class FakeChannel : public Channel {
  public:
   FakeChannel(const GroupCall& call, std::shared_ptr<CommunicatorPlan> plan)
-      : Channel(call.name, call.ranks(), call.rank), lists_(call.lists), plan_(std::move(plan)) {}
+      : Channel(call.name, call.ranks(), call.rank),
+        lists_(call.lists),
+        queue_(call.queue),
+        plan_(std::move(plan)) {}
   void run(Operation&) override {
     if (!lists_) return;
-    plan_->use(lists_);
+    plan_->use(lists_, queue_);
     lists_.reset();
   }
   bool takes(Device) const override { return true; }
 
  private:
   std::shared_ptr<const RankLists> lists_;  // until the first collective
+  const int queue_;
   const std::shared_ptr<CommunicatorPlan> plan_;
 };
 
@@ -35,7 +39,7 @@ class FakeWorld : public World {
  protected:
   std::shared_ptr<Channel> open(const GroupCall& call) override {
     if (call.number == 0 || !CommunicatorPlan::can_wait(*call.lists, size()))
-      plan_->use(call.lists);
+      plan_->use(call.lists, call.queue);
     return call.list >= 0 ? std::make_shared<FakeChannel>(call, plan_) : nullptr;
   }
 

@@ -44,11 +44,14 @@ std::int64_t FlightRecorder::called(const Operation& op) {
   e.sequence = op.sequence;
   e.kind = op.kind;
   e.reduce = op.reduce;
+  e.lane = op.lane;
   e.dtype = op.dtype();
   std::strncpy(e.group, op.channel->name().c_str(), sizeof e.group - 1);
   e.out_elements = op.out.defined() ? op.out.numel() : 0;
   e.in_elements = op.in.defined() ? op.in.numel() : 0;
-  e.shape = op.out.defined() ? op.out.shape() : op.in.defined() ? op.in.shape() : Shape();
+  for (const Transfer& t : op.receives) e.out_elements += t.tensor.numel();
+  for (const Transfer& t : op.sends) e.in_elements += t.tensor.numel();
+  if (const Tensor& t = op.some_tensor(); t.defined()) e.shape = t.shape();
   e.bytes_sent = op.bytes_sent(op.channel->rank(), op.channel->size());
   e.called_s = now();
   return count_++;
@@ -101,9 +104,9 @@ std::int64_t FlightRecorder::count() const {
 std::string FlightRecorder::dump() const {
   std::string text;
   for (const FlightEntry& e : entries())
-    text +=
-        message("{} {} out {} in {} {} called {} started {} ended {}\n", e.number, e.text(),
-                e.out_elements, e.in_elements, name(e.state), e.called_s, e.started_s, e.ended_s);
+    text += message("{} {} out {} in {} {} called {} started {} ended {} lane {}\n", e.number,
+                    e.text(), e.out_elements, e.in_elements, name(e.state), e.called_s, e.started_s,
+                    e.ended_s, distributed::name(e.lane));
   return text;
 }
 
@@ -116,11 +119,24 @@ void FlightRecorder::write(const std::string& folder, int rank, const std::strin
   }
 }
 
-std::vector<std::string> collective_trace(const FlightRecorder& recorder) {
+namespace {
+
+template <class Wanted>
+std::vector<std::string> trace_of(const FlightRecorder& recorder, Wanted wanted) {
   std::vector<std::string> texts;
   for (const FlightEntry& e : recorder.entries())
-    if (!is_message(e.kind)) texts.push_back(e.text());
+    if (!is_message(e.kind) && wanted(e)) texts.push_back(e.text());
   return texts;
+}
+
+}  // namespace
+
+std::vector<std::string> collective_trace(const FlightRecorder& recorder) {
+  return trace_of(recorder, [](const FlightEntry&) { return true; });
+}
+
+std::vector<std::string> collective_trace(const FlightRecorder& recorder, Lane lane) {
+  return trace_of(recorder, [lane](const FlightEntry& e) { return e.lane == lane; });
 }
 
 }  // namespace weft::distributed

@@ -19,6 +19,7 @@ struct FlightEntry {
   std::int64_t sequence = 0;  ///< index within its group
   Collective kind = Collective::barrier;
   Reduce reduce = Reduce::sum;
+  Lane lane = Lane::model;
   DType dtype = DType::u8;
   State state = State::queued;
   char group[24] = {};
@@ -35,8 +36,8 @@ struct FlightEntry {
   std::string text_with_shape() const;
 };
 
-/// A ring buffer of the latest collectives of one rank, cheap enough to be always on. The
-/// communication thread writes; any thread may read.
+/// A ring buffer of the latest collectives of one rank, of all lanes, cheap enough to be always on.
+/// The communication threads write; any thread may read.
 class FlightRecorder {
  public:
   /// Throws Error unless capacity is at least 1.
@@ -69,5 +70,7 @@ class FlightRecorder {
 /// The texts of the group collectives, oldest first, without point-to-point messages. If the layout
 /// alone decides the calls, the result is equal on every rank.
 std::vector<std::string> collective_trace(const FlightRecorder& recorder);
+/// Those of one lane, which its queue runs in this order.
+std::vector<std::string> collective_trace(const FlightRecorder& recorder, Lane lane);
 
 }  // namespace weft::distributed

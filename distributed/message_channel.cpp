@@ -23,16 +23,15 @@ void copy(void* to, const void* from, std::int64_t bytes) {
 
 }  // namespace
 
-MpiChannel::MpiChannel(const std::string& name, const std::vector<int>& ranks, int rank,
-                       std::shared_ptr<MpiJob> job, int number)
-    : Channel(name, ranks, rank),
+MpiChannel::MpiChannel(const GroupCall& call, std::shared_ptr<MpiJob> job)
+    : Channel(call.name, call.ranks(), call.rank),
       job_(std::move(job)),
-      messages_(job_->messages()),
-      number_(number),
-      group_hash_(hash_of(name, ranks)),
-      own_prints_(ranks.size()),
-      prints_(ranks.size()),
-      parts_(ranks.size()) {}
+      queue_(job_->queue(call.queue)),
+      number_(call.number),
+      group_hash_(hash_of(call)),
+      own_prints_(call.ranks().size()),
+      prints_(call.ranks().size()),
+      parts_(call.ranks().size()) {}
 
 void MpiChannel::run(Operation& op) {
   if (op.stream)
@@ -53,35 +52,44 @@ void MpiChannel::run_over_host(const Operation& op) {
   host.channel = op.channel;
   host.out_count = op.out_count;
   host.in_count = op.in_count;
-  host.to = op.to;
-  host.from = op.from;
+  host.lane = op.lane;
+  host.root = op.root;
   const CategoryScope category(Category::communication);
-  if (op.in.defined()) host.in = Tensor::empty(op.in.shape(), op.in.dtype());
+  const auto on_host = [](const Tensor& t) { return Tensor::empty(t.shape(), t.dtype()); };
+  for (const Transfer& t : op.sends) {
+    host.sends.push_back({on_host(t.tensor), t.rank});
+    cuda::detail::copy_across(t.tensor, host.sends.back().tensor);
+  }
+  for (const Transfer& t : op.receives) host.receives.push_back({on_host(t.tensor), t.rank});
+  if (op.in.defined()) host.in = on_host(op.in);
   const bool in_place = op.out.defined() && op.in.defined() && op.out.same(op.in);
-  if (op.out.defined())
-    host.out = in_place ? host.in : Tensor::empty(op.out.shape(), op.out.dtype());
+  if (op.out.defined()) host.out = in_place ? host.in : on_host(op.out);
   if (op.in.defined()) cuda::detail::copy_across(op.in, host.in);  // waits for the GPU
   run_on_host(host);
   if (op.out.defined()) cuda::detail::copy_across(host.out, op.out);
+  for (std::size_t i = 0; i < op.receives.size(); ++i)
+    cuda::detail::copy_across(host.receives[i].tensor, op.receives[i].tensor);
   host.in = host.out = {};
+  host.sends.clear();
+  host.receives.clear();
   host.channel.reset();
 }
 
 void MpiChannel::run_on_host(Operation& op) {
   const std::int64_t call = is_message(op.kind) ? -1 : op.sequence;
-  tag_ = messages_.tag(number_, call);
-  job_->enter(op, number_, call);
+  tag_ = queue_.tag(op.lane, number_, call);
+  queue_.enter(op, number_, call);
   try {
     carry_out(op);
-  } catch (...) {
-    job_->abandon(op);
+  } catch (const std::exception& e) {
+    queue_.abandon(op, e.what());
     throw;
   }
-  job_->leave();
+  queue_.leave();
 }
 
 void MpiChannel::carry_out(Operation& op) {
-  if (is_message(op.kind)) return pair(op);
+  if (is_message(op.kind)) return pass_messages(op);
   print_peers_.clear();
   if (size() > 1) {
     if (op.kind == Collective::all_to_all)
@@ -99,27 +107,27 @@ void MpiChannel::carry_out(Operation& op) {
     broadcast(op);
   else
     move(op);
-  job_->wait([&] {
+  queue_.wait([&] {
     check_prints(op);
-    return messages_.under_way() == 0;
+    return queue_.under_way() == 0;
   });
 }
 
 void MpiChannel::wait(const Operation& op, std::initializer_list<Batch> batches) {
-  job_->wait([&] {
+  queue_.wait([&] {
     check_prints(op);
     return std::all_of(batches.begin(), batches.end(),
-                       [&](Batch b) { return messages_.under_way(b) == 0; });
+                       [&](Batch b) { return queue_.under_way(b) == 0; });
   });
 }
 
 void MpiChannel::send(int to, const void* data, std::int64_t bytes, Batch batch) {
   if (to != rank()) job_->count(bytes);
-  messages_.send(ranks()[static_cast<std::size_t>(to)], tag_, data, bytes, batch);
+  queue_.send(ranks()[static_cast<std::size_t>(to)], tag_, data, bytes, batch);
 }
 
 void MpiChannel::receive(int from, void* data, std::int64_t bytes, Batch batch) {
-  messages_.receive(ranks()[static_cast<std::size_t>(from)], tag_, data, bytes, batch);
+  queue_.receive(ranks()[static_cast<std::size_t>(from)], tag_, data, bytes, batch);
 }
 
 // Each rank sends every peer that peer's shard, adds what it receives for its own shard, and sends
@@ -132,7 +140,7 @@ void MpiChannel::reduce(Operation& op) {
       std::clamp(kStaging / 2 / others, kSmallPiece, kPiece) / 64 * 64 / width;
   const std::int64_t own = count_of(op.in_count, rank()),
                      own_begin = count_before(op.in_count, rank());
-  char* staging = job_->staging(2 * others * std::min(own, piece) * width);
+  char* staging = queue_.staging(2 * others * std::min(own, piece) * width);
 
   const auto elements = [&](int r, std::int64_t k) {  // of piece k of rank r's shard
     return std::clamp<std::int64_t>(count_of(op.in_count, r) - k * piece, 0, piece);
@@ -182,8 +190,8 @@ void MpiChannel::reduce(Operation& op) {
 void MpiChannel::broadcast(Operation& op) {
   const std::int64_t bytes = op.out.numel() * op.element_bytes();
   char* const data = bytes_of(op.out, 0);
-  const int place = (rank() - op.from + size()) % size();
-  const auto at = [&](int other) { return (other + op.from) % size(); };
+  const int place = (rank() - op.root + size()) % size();
+  const auto at = [&](int other) { return (other + op.root) % size(); };
   const auto piece = [&](std::int64_t begin) { return std::min(kPiece, bytes - begin); };
   const auto expect = [&](std::int64_t begin) {
     if (place > 0 && begin < bytes)
@@ -226,28 +234,32 @@ void MpiChannel::move(Operation& op) {
 void MpiChannel::barrier() {
   char out = 0, in = 0;
   for (int ahead = 1; ahead < size(); ahead *= 2) {
-    messages_.send(ranks()[static_cast<std::size_t>((rank() + ahead) % size())], tag_, &out, 1,
-                   kSums);
+    queue_.send(ranks()[static_cast<std::size_t>((rank() + ahead) % size())], tag_, &out, 1, kSums);
     receive((rank() + size() - ahead) % size(), &in, 1, kSums);
-    job_->wait([&] { return messages_.under_way(kSums) == 0; });
+    queue_.wait([&] { return queue_.under_way(kSums) == 0; });
   }
 }
 
-void MpiChannel::pair(Operation& op) {
-  const auto width = static_cast<std::int64_t>(size_of(op.dtype()));
+void MpiChannel::pass_messages(Operation& op) {
+  const auto bytes = [](const Tensor& t) {
+    return t.numel() * static_cast<std::int64_t>(size_of(t.dtype()));
+  };
+  const bool moves = !op.is_meta();
   print_peers_.clear();
-  const bool moves = !(op.out.defined() ? op.out : op.in).is_meta();
-  if (op.from >= 0) {
-    expect_print(op.from, 0);
-    if (moves) receive(op.from, op.out.raw(), op.out.numel() * width, kData);
+  prints_.resize(std::max(prints_.size(), op.receives.size()));
+  own_prints_.resize(std::max(own_prints_.size(), op.sends.size()));
+  for (const Transfer& t : op.receives) {
+    expect_print(t.rank);
+    if (moves) receive(t.rank, t.tensor.raw(), bytes(t.tensor), kData);
   }
-  if (op.to >= 0) {
-    send_print(op, op.to, 0);
-    if (moves) send(op.to, op.in.raw(), op.in.numel() * width, kData);
+  for (std::size_t i = 0; i < op.sends.size(); ++i) {
+    const Transfer& t = op.sends[i];
+    send_print(print_for(op, t), t.rank, i);
+    if (moves) send(t.rank, t.tensor.raw(), bytes(t.tensor), kData);
   }
-  job_->wait([&] {
+  queue_.wait([&] {
     check_prints(op);
-    return messages_.under_way() == 0;
+    return queue_.under_way() == 0;
   });
 }
 

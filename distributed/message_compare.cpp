@@ -21,8 +21,8 @@ Tensor shape_only(int dims, const std::int64_t* shape, DType dtype) {
 
 }  // namespace
 
-std::uint64_t MpiChannel::hash_of(const std::string& name, const std::vector<int>& ranks) {
-  return hash(hash(kHash, name), ranks);
+std::uint64_t MpiChannel::hash_of(const GroupCall& call) {
+  return hash(hash(kHash, call.name), call.ranks());
 }
 
 CallPrint MpiChannel::print_for(const Operation& op, int peer) const {
@@ -33,8 +33,7 @@ CallPrint MpiChannel::print_for(const Operation& op, int peer) const {
   p.has_out = op.out.defined();
   p.has_in = op.in.defined();
   p.in_place = op.out.defined() && op.in.defined() && op.out.same(op.in);
-  p.from = op.from;
-  p.to = op.to;
+  p.root = op.root;
   p.sequence = op.sequence;
   p.group = group_hash_;
   if (op.kind == Collective::all_to_all) {
@@ -54,48 +53,79 @@ CallPrint MpiChannel::print_for(const Operation& op, int peer) const {
   return p;
 }
 
-void MpiChannel::send_print(const Operation& op, int to, int slot) {
-  CallPrint& print = own_prints_[static_cast<std::size_t>(slot)];
-  print = print_for(op, to);
-  messages_.send(ranks()[static_cast<std::size_t>(to)], tag_, &print, sizeof print, kData);
+CallPrint MpiChannel::print_for(const Operation& op, const Transfer& transfer) const {
+  const Tensor& t = transfer.tensor;
+  CallPrint p;
+  p.kind = op.kind;
+  p.dtype = t.dtype();
+  p.sequence = op.sequence;
+  p.group = group_hash_;
+  p.has_in = true;
+  p.in_dims = t.ndim();
+  std::copy(t.shape().begin(), t.shape().end(), p.in_shape);
+  return p;
 }
 
-void MpiChannel::expect_print(int from, int slot) {
-  receive(from, &prints_[static_cast<std::size_t>(slot)], sizeof(CallPrint), kPrints);
+void MpiChannel::send_print(const CallPrint& print, int to, std::size_t slot) {
+  own_prints_[slot] = print;
+  queue_.send(ranks()[static_cast<std::size_t>(to)], tag_, &own_prints_[slot], sizeof print, kData);
+}
+
+void MpiChannel::expect_print(int from) {
+  receive(from, &prints_[print_peers_.size()], sizeof(CallPrint), kPrints);
   print_peers_.push_back(from);
 }
 
 void MpiChannel::compare_with_ring(const Operation& op) {
-  expect_print((rank() + size() - 1) % size(), 0);
-  send_print(op, (rank() + 1) % size(), 0);
+  const int next = (rank() + 1) % size();
+  expect_print((rank() + size() - 1) % size());
+  send_print(print_for(op, next), next, 0);
 }
 
 void MpiChannel::compare_with_all(const Operation& op) {
   for (int i = 1; i < size(); ++i) {
-    expect_print((rank() + size() - i) % size(), i - 1);
-    send_print(op, (rank() + i) % size(), i - 1);
+    const int to = (rank() + i) % size();
+    expect_print((rank() + size() - i) % size());
+    send_print(print_for(op, to), to, static_cast<std::size_t>(i - 1));
   }
 }
 
 void MpiChannel::check_prints(const Operation& op) {
-  if (print_peers_.empty() || messages_.under_way(kPrints) > 0 || !messages_.trouble().empty())
-    return;
-  for (std::size_t i = 0; i < print_peers_.size(); ++i)
-    check_print(op, prints_[i], print_peers_[i]);
+  if (print_peers_.empty() || queue_.under_way(kPrints) > 0 || queue_.is_in_trouble()) return;
+  for (std::size_t i = 0; i < print_peers_.size(); ++i) {
+    check_group(prints_[i], print_peers_[i]);
+    if (is_message(op.kind))
+      check_message(op, prints_[i], op.receives[i]);
+    else
+      check_print(op, prints_[i], print_peers_[i]);
+  }
   print_peers_.clear();
+}
+
+void MpiChannel::check_group(const CallPrint& print, int peer) const {
+  if (print.group == group_hash_) return;
+  job_->fail(message(
+      "world: every rank must make the same calls of group() in the same order: call {}, group {} "
+      "of rank {}, is another one on rank {}",
+      number_, name(), ranks()[static_cast<std::size_t>(rank())],
+      ranks()[static_cast<std::size_t>(peer)]));
+}
+
+void MpiChannel::check_message(const Operation& op, const CallPrint& print,
+                               const Transfer& expected) {
+  Operation sender;
+  sender.kind = print.kind;
+  sender.sequence = print.sequence;
+  sender.channel = op.channel;
+  const Transfer sent{shape_only(print.in_dims, print.in_shape, print.dtype), rank()};
+  if (const std::string text = difference(sender, sent, op, expected, *this); !text.empty())
+    job_->fail(text);
 }
 
 void MpiChannel::check_print(const Operation& op, const CallPrint& print, int peer) {
   const CallPrint own = print_for(op, peer);
-  const bool pairs = is_message(op.kind);
-  if (print.group != own.group)
-    job_->fail(message(
-        "world: every rank must make the same calls of group() in the same order: call {}, group "
-        "{} of rank {}, is another one on rank {}",
-        number_, name(), ranks()[static_cast<std::size_t>(rank())],
-        ranks()[static_cast<std::size_t>(peer)]));
-  if (!pairs && print.kind == own.kind && print.reduce == own.reduce && print.dtype == own.dtype &&
-      print.from == own.from && print.sequence == own.sequence && print.counts == own.counts &&
+  if (print.kind == own.kind && print.reduce == own.reduce && print.dtype == own.dtype &&
+      print.root == own.root && print.sequence == own.sequence && print.counts == own.counts &&
       print.sends == own.expects && print.expects == own.sends)
     return;
   // The part of the other rank's operation that difference() compares; all backends use it.
@@ -104,8 +134,7 @@ void MpiChannel::check_print(const Operation& op, const CallPrint& print, int pe
   other.reduce = print.reduce;
   other.sequence = print.sequence;
   other.channel = op.channel;
-  other.from = print.from;
-  other.to = print.to;
+  other.root = print.root;
   if (print.has_out) other.out = shape_only(print.out_dims, print.out_shape, print.dtype);
   if (print.has_in)
     other.in = print.in_place ? other.out : shape_only(print.in_dims, print.in_shape, print.dtype);
@@ -118,15 +147,10 @@ void MpiChannel::check_print(const Operation& op, const CallPrint& print, int pe
     other.out_count = op.out_count;
     other.in_count = op.in_count;
   }
-  std::string text;
-  if (pairs) {
-    text = difference(other, peer, op, rank(), *this);
-  } else {
-    text = peer < rank() ? difference(other, peer, op, rank(), *this)
-                         : difference(op, rank(), other, peer, *this);
-    if (text.empty()) text = difference(other, peer, op, rank(), *this);
-    if (text.empty()) text = difference(op, rank(), other, peer, *this);
-  }
+  std::string text = peer < rank() ? difference(other, peer, op, rank(), *this)
+                                   : difference(op, rank(), other, peer, *this);
+  if (text.empty()) text = difference(other, peer, op, rank(), *this);
+  if (text.empty()) text = difference(op, rank(), other, peer, *this);
   if (!text.empty()) job_->fail(text);
 }
 

@@ -46,7 +46,8 @@ void MpiJob::finish(const Print& print) {
   tell_all(note);
   const Clock::time_point begin = Clock::now();
   Clock::time_point patient = begin;
-  forget_answers();
+  MpiQueue& first = queue(0);
+  first.forget_answers();
   bool has_spoken = !print || words_.empty();
   const auto speak = [&] {
     if (std::exchange(has_spoken, true)) return;
@@ -59,12 +60,12 @@ void MpiJob::finish(const Print& print) {
     if (is_due(still_there(), now - begin)) speak();
     if (!failure_.empty()) {
       if (now - std::max(begin, failed_at_) > kLastWords) break;
-    } else if (asked_at_ == Clock::time_point{}) {
-      if (seconds(now - patient) > timeout_) ask(still_there());
-    } else if (all_answered()) {  // they are still computing
+    } else if (first.asked_at_ == Clock::time_point{}) {
+      if (seconds(now - patient) > timeout_) first.ask(still_there());
+    } else if (first.all_answered()) {  // they are still computing
       patient = now;
-      forget_answers();
-    } else if (seconds(now - asked_at_) > grace_) {
+      first.forget_answers();
+    } else if (seconds(now - first.asked_at_) > grace_) {
       lost_at_the_end();
     }
   }
@@ -79,19 +80,16 @@ void MpiJob::lost_at_the_end() {
   // Other ranks that have ended detect this at the same time: the first of them reports it.
   const auto here = places_.begin() + messages_.rank();
   const bool is_first = std::none_of(places_.begin(), here, [](const Place& p) { return p.ended; });
-  if (!is_first && seconds(Clock::now() - asked_at_) < grace_ + seconds(kMargin)) return;
+  if (!is_first && seconds(Clock::now() - queue(0).asked_at_) < grace_ + seconds(kMargin)) return;
   std::string who;
   for (const int r : still_there())
-    if (!places_[static_cast<std::size_t>(r)].answered)
+    if (!queue(0).peers_[static_cast<std::size_t>(r)].answered)
       who += message("{}{}", who.empty() ? "" : ", ", r);
   const std::string why = message(
       "rank {} has ended; these ranks have not, and do not answer, so they were stopped or have "
       "died: {}",
       messages_.rank(), who);
-  Note note{.kind = Note::Kind::failed};
-  note.set_text(why);
-  tell_all(note);
-  fell(why);
+  tell_failure(why, -1);
 }
 
 // Whether this rank knows enough to print or to stay silent. Its own error may be every rank's

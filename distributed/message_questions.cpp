@@ -10,58 +10,71 @@
 
 namespace weft::distributed {
 
-std::vector<int> MpiJob::needed() const {
+std::vector<int> MpiQueue::needed() const {
   std::vector<int> list;
   const Channel& c = *op_->channel;
-  const bool everybody = !is_message(op_->kind);
   for (int r = 0; r < c.size(); ++r)
-    if (r != c.rank() && (everybody || r == op_->to || r == op_->from))
-      list.push_back(c.ranks()[static_cast<std::size_t>(r)]);
+    if (r != c.rank() && op_->needs(r)) list.push_back(c.ranks()[static_cast<std::size_t>(r)]);
   return list;
 }
 
 // Without ranks that have been asked already.
-std::vector<int> MpiJob::not_needed() const {
+std::vector<int> MpiQueue::not_needed() const {
   std::vector<int> list;
   const std::vector<int> in_it = needed();
   for (int r = 0; r < messages_.size(); ++r)
-    if (r != messages_.rank() && !places_[static_cast<std::size_t>(r)].asked &&
+    if (r != messages_.rank() && !peers_[static_cast<std::size_t>(r)].asked &&
         std::find(in_it.begin(), in_it.end(), r) == in_it.end())
       list.push_back(r);
   return list;
 }
 
-bool MpiJob::is_elsewhere(const Place& place) const {
-  return place.answered && (place.answer.group != group_ || place.answer.call != call_);
+bool MpiQueue::is_elsewhere(const Peer& peer) const {
+  return peer.answered && (peer.answer.group != group_ || peer.answer.call != call_);
 }
 
-bool MpiJob::somebody_waits_elsewhere() const {
-  return std::any_of(places_.begin(), places_.end(),
-                     [&](const Place& p) { return is_elsewhere(p) && p.answer.group >= 0; });
+bool MpiQueue::somebody_waits_elsewhere() const {
+  return std::any_of(peers_.begin(), peers_.end(),
+                     [&](const Peer& p) { return is_elsewhere(p) && p.answer.group >= 0; });
 }
 
-void MpiJob::ask(const std::vector<int>& ranks) {
+void MpiQueue::ask(const std::vector<int>& ranks) {
   for (const int r : ranks) {
-    Place& place = places_[static_cast<std::size_t>(r)];
-    place.asked = true;
-    place.answered = false;
-    messages_.tell(r, {});
+    Peer& peer = peers_[static_cast<std::size_t>(r)];
+    peer.asked = true;
+    peer.answered = false;
+    job_.tell(r, {.queue = number_});
   }
   asked_at_ = Clock::now();
 }
 
-void MpiJob::forget_answers() {
-  for (Place& p : places_) p.asked = p.answered = false;
+void MpiQueue::forget_answers() {
+  for (Peer& p : peers_) p.asked = p.answered = false;
   asked_at_ = {};
 }
 
-bool MpiJob::all_answered() const {
-  return std::all_of(places_.begin(), places_.end(),
-                     [](const Place& p) { return !p.asked || p.answered || p.ended; });
+bool MpiQueue::all_answered() const {
+  for (std::size_t r = 0; r < peers_.size(); ++r)
+    if (peers_[r].asked && !peers_[r].answered && !job_.places_[r].ended) return false;
+  return true;
 }
 
-std::string MpiJob::where() const {
-  if (op_) return "it is in " + describe(*op_);
+// What the queue that another rank asks about is doing; if nothing, what another one is.
+Note MpiJob::answer_to(const Note& ask) const {
+  const MpiQueue* busy = nullptr;
+  for (const auto& q : queues_)
+    if (q->op_ && (!busy || q->number_ == ask.queue)) busy = q.get();
+  Note answer{.kind = Note::Kind::answer, .queue = ask.queue};
+  if (busy) {
+    answer.group = busy->group_;
+    answer.call = busy->call_;
+  }
+  answer.set_text(where(busy ? busy->op_ : nullptr));
+  return answer;
+}
+
+std::string MpiJob::where(const Operation* op) const {
+  if (op) return "it is in " + describe(*op);
   const FlightRecorder* recorder = recorder_;
   const std::vector<FlightEntry> entries =
       recorder ? recorder->entries() : std::vector<FlightEntry>{};
@@ -102,7 +115,7 @@ void MpiJob::send_question() {
     if (places_[static_cast<std::size_t>(r)].ended)
       replies_[static_cast<std::size_t>(r)] = "it has ended";
     else if (r != messages_.rank())
-      messages_.tell(r, note);
+      tell(r, note);
 }
 
 void MpiJob::take_reply(const Note& note) {
@@ -110,30 +123,30 @@ void MpiJob::take_reply(const Note& note) {
   replies_[static_cast<std::size_t>(note.from)] = note.text;
 }
 
-std::string MpiJob::diagnosis() const {
+std::string MpiQueue::diagnosis() const {
   std::string text;
   for (const int r : needed()) {
-    const Place& place = places_[static_cast<std::size_t>(r)];
+    const Peer& peer = peers_[static_cast<std::size_t>(r)];
     std::string why;
-    if (place.ended)
+    if (job_.places_[static_cast<std::size_t>(r)].ended)
       why = "it has ended";
-    else if (!place.answered)
+    else if (!peer.answered)
       why = "it does not answer, so it was stopped or has died";
-    else if (is_elsewhere(place))
-      why = place.answer.text;
+    else if (is_elsewhere(peer))
+      why = peer.answer.text;
     else
       continue;  // it waits, too
-    text += message("{}rank {} did not come within {} s: {}", text.empty() ? "" : "; ", r, timeout_,
-                    why);
+    text += message("{}rank {} did not come within {} s: {}", text.empty() ? "" : "; ", r,
+                    job_.timeout_, why);
   }
   const std::vector<int> in_it = needed();
   for (int r = 0; r < messages_.size(); ++r) {
-    const Place& place = places_[static_cast<std::size_t>(r)];
-    if (place.asked && !place.answered && !place.ended &&
+    const Peer& peer = peers_[static_cast<std::size_t>(r)];
+    if (peer.asked && !peer.answered && !job_.places_[static_cast<std::size_t>(r)].ended &&
         std::find(in_it.begin(), in_it.end(), r) == in_it.end())
       text += message("; rank {} does not answer, so it was stopped or has died", r);
   }
-  if (text.empty()) text = message("every rank came, and nothing moved for {} s", timeout_);
+  if (text.empty()) text = message("every rank came, and nothing moved for {} s", job_.timeout_);
   return message("{}: {}", describe(*op_), text);
 }
 

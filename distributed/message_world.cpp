@@ -45,7 +45,7 @@ class MessageWorld : public World {
  protected:
   std::shared_ptr<Channel> open(const GroupCall& call) override {
     if (call.list < 0) return nullptr;
-    return std::make_shared<MpiChannel>(call.name, call.ranks(), call.rank, job_, call.number);
+    return std::make_shared<MpiChannel>(call, job_);
   }
 
  private:

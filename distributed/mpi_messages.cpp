@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <list>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "weft/core/cgroup.h"
@@ -68,14 +69,27 @@ struct MpiMessages::State {
 
   struct About {
     int batch, peer;
+    int queue() const { return batch / kBatches; }
     std::int64_t bytes;  // expected size; -1: a send
   };
   std::vector<MPI_Request> requests;
   std::vector<About> about;  // by request
   std::vector<int> through;
   std::vector<MPI_Status> statuses;
-  std::array<int, kBatches> under_way{};
-  std::string trouble;
+  std::array<int, kBatches * kQueues> under_way{};
+  std::array<std::string, kQueues> trouble;
+  std::array<bool, kQueues> moved{};
+
+  void forget_null() {
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < requests.size(); ++i)
+      if (requests[i] != MPI_REQUEST_NULL) {
+        requests[kept] = requests[i];
+        about[kept++] = about[i];
+      }
+    requests.resize(kept);
+    about.resize(kept);
+  }
 
   Note incoming;
   MPI_Request listening = MPI_REQUEST_NULL;
@@ -182,9 +196,9 @@ void MpiMessages::receive(int from, int tag, void* data, std::int64_t bytes, int
   }
 }
 
-bool MpiMessages::progress() {
+void MpiMessages::progress() {
   State& s = *state_;
-  if (s.requests.empty()) return false;
+  if (s.requests.empty()) return;
   const std::size_t n = s.requests.size();
   s.through.resize(n);
   s.statuses.resize(n);
@@ -192,56 +206,54 @@ bool MpiMessages::progress() {
   const int code = MPI_Testsome(static_cast<int>(n), s.requests.data(), &done, s.through.data(),
                                 s.statuses.data());
   if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) ok(code, "MPI_Testsome");
-  if (done == MPI_UNDEFINED || done == 0) return false;
+  if (done == MPI_UNDEFINED || done == 0) return;
   for (int i = 0; i < done; ++i) {
     const auto index = static_cast<std::size_t>(s.through[static_cast<std::size_t>(i)]);
     const MPI_Status& status = s.statuses[static_cast<std::size_t>(i)];
     const State::About& about = s.about[index];
     --s.under_way[static_cast<std::size_t>(about.batch)];
+    s.moved[static_cast<std::size_t>(about.queue())] = true;
+    std::string& trouble = s.trouble[static_cast<std::size_t>(about.queue())];
     int came = 0;
     if (code == MPI_ERR_IN_STATUS && status.MPI_ERROR != MPI_SUCCESS) {
-      s.trouble = message("a message of rank {}: {}", about.peer, error_text(status.MPI_ERROR));
+      trouble = message("a message of rank {}: {}", about.peer, error_text(status.MPI_ERROR));
     } else if (about.bytes >= 0) {
       MPI_Get_count(&status, MPI_BYTE, &came);
       if (came != about.bytes)
-        s.trouble = message("a message of rank {} had {} bytes instead of {}", about.peer, came,
-                            about.bytes);
+        trouble = message("a message of rank {} had {} bytes instead of {}", about.peer, came,
+                          about.bytes);
     }
   }
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < n; ++i)
-    if (s.requests[i] != MPI_REQUEST_NULL) {
-      s.requests[kept] = s.requests[i];
-      s.about[kept++] = s.about[i];
-    }
-  s.requests.resize(kept);
-  s.about.resize(kept);
-  return true;
+  s.forget_null();
+}
+
+bool MpiMessages::has_moved(int queue) {
+  return std::exchange(state_->moved[static_cast<std::size_t>(queue)], false);
 }
 
 int MpiMessages::under_way(int batch) const {
   return state_->under_way[static_cast<std::size_t>(batch)];
 }
 
-int MpiMessages::under_way() const { return static_cast<int>(state_->requests.size()); }
-
-bool MpiMessages::waits_for(int rank) const {
+bool MpiMessages::waits_for(int queue, int rank) const {
   return std::any_of(state_->about.begin(), state_->about.end(),
-                     [&](const State::About& a) { return a.peer == rank; });
+                     [&](const State::About& a) { return a.queue() == queue && a.peer == rank; });
 }
 
-const std::string& MpiMessages::trouble() const { return state_->trouble; }
+const std::string& MpiMessages::trouble(int queue) const {
+  return state_->trouble[static_cast<std::size_t>(queue)];
+}
 
-void MpiMessages::abandon() {
+void MpiMessages::abandon(int queue) {
   State& s = *state_;
   for (std::size_t i = 0; i < s.requests.size(); ++i) {
+    if (s.about[i].queue() != queue) continue;
     if (s.about[i].bytes >= 0) MPI_Cancel(&s.requests[i]);
-    MPI_Request_free(&s.requests[i]);
+    MPI_Request_free(&s.requests[i]);  // null from now on
+    --s.under_way[static_cast<std::size_t>(s.about[i].batch)];
   }
-  s.requests.clear();
-  s.about.clear();
-  s.under_way = {};
-  s.trouble.clear();
+  s.forget_null();
+  s.trouble[static_cast<std::size_t>(queue)].clear();
 }
 
 void MpiMessages::tell(int to, const Note& note) {

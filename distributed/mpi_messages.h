@@ -22,12 +22,12 @@ class MpiMessages : public Messages {
   int largest_tag() const override;
   void send(int to, int tag, const void* data, std::int64_t bytes, int batch) override;
   void receive(int from, int tag, void* data, std::int64_t bytes, int batch) override;
-  bool progress() override;
+  void progress() override;
+  bool has_moved(int queue) override;
   int under_way(int batch) const override;
-  int under_way() const override;
-  bool waits_for(int rank) const override;
-  const std::string& trouble() const override;
-  void abandon() override;
+  bool waits_for(int queue, int rank) const override;
+  const std::string& trouble(int queue) const override;
+  void abandon(int queue) override;
   void tell(int to, const Note& note) override;
   bool hear(Note& note) override;
   /// Finalizes MPI if it was initialized here.

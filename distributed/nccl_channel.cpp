@@ -56,19 +56,19 @@ void NcclChannel::connect() {
 }
 
 void NcclChannel::run(Operation& op) {
-  if (op.out.defined() ? op.out.is_meta() : op.in.defined() && op.in.is_meta()) return;
+  if (op.is_meta()) return;
   if (!comm_) connect();
-  job_->run(op, comm_, [&] { call(op); });
+  job_->run(op, call_.queue, comm_, [&] { call(op); });
   op.enqueued = true;
 }
 
 void NcclChannel::finish(Operation& op) {
-  if (op.out.defined() ? op.out.is_meta() : op.in.defined() && op.in.is_meta()) return;
+  if (op.is_meta()) return;
   job_->join(op, op.kind == Collective::barrier);
 }
 
 void NcclChannel::call(const Operation& op) {
-  const cuda::rt::StreamHandle s = job_->stream();
+  const cuda::rt::StreamHandle s = job_->stream(call_.queue);
   switch (op.kind) {
     case Collective::all_reduce:
       return nccl::all_reduce(op.in.raw(), op.out.raw(), op.in.numel(), op.dtype(), how(op.reduce),
@@ -80,16 +80,20 @@ void NcclChannel::call(const Operation& op) {
     case Collective::all_to_all:
       return all_to_all(op);
     case Collective::broadcast:
-      return nccl::broadcast(op.in.raw(), op.out.raw(), op.in.numel() * op.element_bytes(), op.from,
+      return nccl::broadcast(op.in.raw(), op.out.raw(), op.in.numel() * op.element_bytes(), op.root,
                              comm_, s);
     case Collective::exchange:
     case Collective::send:
     case Collective::receive:
+    case Collective::batch:
       return together([&] {
-        if (op.to >= 0)
-          nccl::send(op.in.raw(), op.in.numel() * op.element_bytes(), op.to, comm_, s);
-        if (op.from >= 0)
-          nccl::receive(op.out.raw(), op.out.numel() * op.element_bytes(), op.from, comm_, s);
+        const auto bytes = [](const Tensor& t) {
+          return t.numel() * static_cast<std::int64_t>(size_of(t.dtype()));
+        };
+        for (const Transfer& t : op.sends)
+          nccl::send(t.tensor.raw(), bytes(t.tensor), t.rank, comm_, s);
+        for (const Transfer& t : op.receives)
+          nccl::receive(t.tensor.raw(), bytes(t.tensor), t.rank, comm_, s);
       });
     case Collective::barrier:
       return nccl::all_reduce(token_.raw(), token_.raw(), 1, DType::f32, nccl::Reduce::max, comm_,
@@ -98,7 +102,7 @@ void NcclChannel::call(const Operation& op) {
 }
 
 void NcclChannel::gather(const Operation& op) {
-  const cuda::rt::StreamHandle s = job_->stream();
+  const cuda::rt::StreamHandle s = job_->stream(call_.queue);
   if (equal(op.out_count))
     return nccl::all_gather(op.in.raw(), op.out.raw(), op.in.numel() * op.element_bytes(), comm_,
                             s);
@@ -115,7 +119,7 @@ void NcclChannel::gather(const Operation& op) {
 }
 
 void NcclChannel::reduce(const Operation& op) {
-  const cuda::rt::StreamHandle s = job_->stream();
+  const cuda::rt::StreamHandle s = job_->stream(call_.queue);
   if (equal(op.in_count))
     return nccl::reduce_scatter(op.in.raw(), op.out.raw(), op.out.numel(), op.dtype(),
                                 how(op.reduce), comm_, s);
@@ -131,7 +135,7 @@ void NcclChannel::reduce(const Operation& op) {
 }
 
 void NcclChannel::all_to_all(const Operation& op) {
-  const cuda::rt::StreamHandle s = job_->stream();
+  const cuda::rt::StreamHandle s = job_->stream(call_.queue);
   together([&] {
     std::int64_t in = 0, out = 0;
     for (int r = 0; r < size(); ++r) {

@@ -19,12 +19,12 @@ NcclComms::NcclComms(World& bootstrap, std::shared_ptr<NcclJob> job,
   nccl::Id id;
   if (bootstrap.rank() == 0) id = nccl::make_id();
   bootstrap.all().broadcast(Tensor::wrap(id.bytes, {kBytes}, DType::u8), 0).wait();
-  plan_.use(world);
+  plan_.use(world, 0);
   comms_.push_back(job_->connect(id, bootstrap.rank(), bootstrap.size()));
 }
 
 nccl::Comm NcclComms::of(const GroupCall& call) {
-  const int known = plan_.size(), number = plan_.use(call.lists);
+  const int known = plan_.size(), number = plan_.use(call.lists, call.queue);
   if (number == CommunicatorPlan::kNone) return nullptr;
   if (number < known) return comms_[static_cast<std::size_t>(number)];
   check_same_call(call);

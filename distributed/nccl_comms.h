@@ -9,7 +9,8 @@
 namespace weft::distributed {
 
 /// The communicators of one rank. The world's connects all ranks at the start; the others are split
-/// from it at the first collective of their groups, all lists of a name at once. Creating a
+/// from it at the first collective of their groups, all lists of a name at once. A queue has its
+/// own, since NCCL runs the collectives of a communicator one after another. Creating a
 /// communicator costs seconds with thousands of ranks, and memory on the GPU.
 class NcclComms {
  public:

@@ -16,8 +16,22 @@ namespace {
 constexpr std::chrono::milliseconds kLook{50};
 // Time for the rank's own thread to leave NCCL before its communicators are destroyed.
 constexpr std::chrono::seconds kHandOver{1};
+// Blocks of a kernel while other queues' kernels run: three queues take 96, and the smallest GPU of
+// a cluster has 108 multiprocessors (A100).
+constexpr int kBlocksBesideOthers = 32;
 constexpr int kPolls = 100;  // before it sleeps
 constexpr std::chrono::microseconds kPollSleep{200};
+
+// What a layer waits for goes first. The data lane's collectives have the priority of compute.
+std::vector<cuda::Stream> take_streams(Device device, int queues) {
+  std::vector<cuda::Stream> streams;
+  for (int q = 0; q < queues; ++q) {
+    const bool waits = queues > 1 && q != queue_of(Lane::data, queues);
+    streams.push_back(
+        cuda::Stream::take(device, waits ? cuda::Priority::high : cuda::Priority::normal));
+  }
+  return streams;
+}
 
 // The result of a connection that failed, to which a thread of NCCL may still write.
 void keep_for_ever(std::unique_ptr<cuda::nccl::Comm> made) {
@@ -36,14 +50,18 @@ NcclJob::NcclJob(Device device, World& bootstrap, const WorldOptions& options)
       timeout_(options.timeout_s),
       last_resort_(options.last_resort_s),
       dump_folder_(options.dump_folder),
-      stream_(cuda::Stream::take(device)),
+      streams_(take_streams(device, options.lanes)),
       watcher_([this] { watch(); }) {
   bootstrap_.set_answer([this](const std::string& question) { return answer(question); });
 }
 
 NcclJob::~NcclJob() {
   finish();
-  stream_.give_back();
+  for (cuda::Stream& stream : streams_) stream.give_back();
+}
+
+void NcclJob::synchronize() const {
+  for (const cuda::Stream& stream : streams_) stream.synchronize();
 }
 
 void NcclJob::set_recorder(std::shared_ptr<FlightRecorder> recorder) {
@@ -114,14 +132,16 @@ cuda::nccl::Comm NcclJob::make(const std::string& group, Make begin) {
 }
 
 cuda::nccl::Comm NcclJob::connect(const cuda::nccl::Id& id, int rank, int size) {
-  return make("world",
-              [&](cuda::nccl::Comm& made) { return made = cuda::nccl::connect(id, rank, size); });
+  const int blocks = streams_.size() > 1 ? kBlocksBesideOthers : 0;
+  return make("world", [&](cuda::nccl::Comm& made) {
+    return made = cuda::nccl::connect(id, rank, size, blocks);
+  });
 }
 
 cuda::nccl::Comm NcclJob::split(cuda::nccl::Comm world, int color, int key,
                                 const std::string& group) {
   check_well();
-  stream_.synchronize();  // NCCL may deadlock when it splits a communicator that is in use
+  synchronize();  // NCCL may deadlock when it splits a communicator that is in use
   check_well();
   return make(group, [&](cuda::nccl::Comm& made) {
     cuda::nccl::split(world, color, key, made);
@@ -151,16 +171,17 @@ void NcclJob::wait_ready(cuda::nccl::Comm comm, const std::function<std::string(
   }
 }
 
-void NcclJob::begin(const Operation& op) {
+void NcclJob::begin(const Operation& op, int queue) {
   check_well();
   cuda::detail::use_device(device_.index);
   Slot& s = slot(op.number);
   if (s.number >= 0 && !s.done.done()) s.done.synchronize();  // all slots are in use
   if (const std::lock_guard lock(mutex_); s.busy) record_ends();
   ready_.record(cuda::Stream::current(device_));
-  ready_.wait(stream_);
-  for (const Tensor& t : {op.out, op.in})
-    if (t.defined() && t.numel() > 0) cuda::record_stream(t, stream_);  // threads share empty ones
+  ready_.wait(stream_of(queue));
+  op.for_each_tensor([&](const Tensor& t) {
+    if (t.numel() > 0) cuda::record_stream(t, stream_of(queue));  // threads share empty ones
+  });
   const std::lock_guard lock(mutex_);
   check_system(failure_.empty(), "{}", failure_);
   calling_ = true;
@@ -170,11 +191,11 @@ void NcclJob::begin(const Operation& op) {
   s.marked = false;
 }
 
-void NcclJob::end(const Operation& op) {
+void NcclJob::end(const Operation& op, int queue) {
   const std::lock_guard lock(mutex_);
   calling_ = false;
   Slot& s = slot(op.number);
-  s.done.record(stream_);
+  s.done.record(stream_of(queue));
   s.marked = true;
   wake_.notify_all();
 }
@@ -280,7 +301,7 @@ void NcclJob::stop_watching() {
 void NcclJob::finish() {
   try {
     // The watcher still runs: it aborts collectives that wait for a lost rank.
-    stream_.synchronize();
+    synchronize();
   } catch (const Error&) {  // called by the destructor; wait() has reported the error
   }
   stop_watching();

@@ -21,8 +21,12 @@
 
 namespace weft::distributed {
 
-/// State shared by the groups of one rank on its GPU: the stream for collectives, events to wait
-/// for them, and a watcher thread that detects collectives that do not finish.
+/// State shared by the groups of one rank on its GPU: a stream for the collectives of each queue,
+/// events to wait for them, and a watcher thread that detects collectives that do not finish.
+///
+/// Kernels of several communicators wait for other ranks at the same time, so all must fit on the
+/// GPU together: else two ranks that start them in different order would wait for each other. That
+/// is why each uses few blocks. The host calls them in the same order on every rank.
 class NcclJob {
  public:
   /// Fails when `bootstrap` reports that its job has failed, and tells it of failures of its own.
@@ -31,7 +35,7 @@ class NcclJob {
   ~NcclJob();
 
   Device device() const { return device_; }
-  cuda::rt::StreamHandle stream() const { return stream_.handle(); }
+  cuda::rt::StreamHandle stream(int queue) const { return stream_of(queue).handle(); }
   /// Sets the flight recorder that holds the rank's operations, by number.
   void set_recorder(std::shared_ptr<FlightRecorder> recorder);
   /// Sets the world ranks of a group, which reports on its collectives name.
@@ -43,20 +47,20 @@ class NcclJob {
   /// ended: see cuda::nccl::split(). Throws Error as connect().
   cuda::nccl::Comm split(cuda::nccl::Comm world, int color, int key, const std::string& group);
 
-  /// Runs call(), which hands an operation to NCCL on stream(), ordered after the work already in
-  /// the caller's stream. Throws Error when the job has failed.
+  /// Runs call(), which hands an operation to NCCL on stream(queue), ordered after the work already
+  /// in the caller's stream. Throws Error when the job has failed.
   template <class Call>
-  void run(const Operation& op, cuda::nccl::Comm comm, Call call) {
-    begin(op);
+  void run(const Operation& op, int queue, cuda::nccl::Comm comm, Call call) {
+    begin(op, queue);
     try {
       call();
       wait_ready(comm, [&] { return describe(op); });
     } catch (const Error& e) {
-      end(op);
+      end(op, queue);
       fail(e.what());
       check_well();
     }
-    end(op);
+    end(op, queue);
   }
   /// Makes the caller's stream wait for the operation; with `host`, the host waits too.
   void join(const Operation& op, bool host);
@@ -81,8 +85,12 @@ class NcclJob {
   Slot& slot(std::int64_t number) {
     return slots_[static_cast<std::size_t>(number) % slots_.size()];
   }
-  void begin(const Operation& op);
-  void end(const Operation& op);
+  const cuda::Stream& stream_of(int queue) const {
+    return streams_[static_cast<std::size_t>(queue)];
+  }
+  void begin(const Operation& op, int queue);
+  void end(const Operation& op, int queue);
+  void synchronize() const;
   template <class Make>
   cuda::nccl::Comm make(const std::string& group, Make begin);
   void wait_ready(cuda::nccl::Comm comm, const std::function<std::string()>& what);
@@ -100,7 +108,7 @@ class NcclJob {
   const int rank_;
   const double timeout_, last_resort_;
   const std::string dump_folder_;
-  cuda::Stream stream_;
+  std::vector<cuda::Stream> streams_;  // by queue
   cuda::Event ready_;
 
   mutable std::mutex mutex_;

@@ -128,19 +128,22 @@ struct ProcessGroup::Call {
   bool wakes;
 };
 
-ProcessGroup::ProcessGroup(std::shared_ptr<Channel> channel, std::shared_ptr<CommThread> thread)
-    : channel_(std::move(channel)), thread_(std::move(thread)) {}
+ProcessGroup::ProcessGroup(std::shared_ptr<Channel> channel, std::shared_ptr<CommThread> thread,
+                           Lane lane)
+    : channel_(std::move(channel)), thread_(std::move(thread)), lane_(lane) {}
 
 Work ProcessGroup::submit(Call& call) {
   cuda::detail::refuse_in_capture(
       "graph: a collective cannot be inside a capture, since other ranks would wait for it; call "
       "it before or after replay()");
   Operation& op = call.op;
-  if (const Tensor& t = op.out.defined() ? op.out : op.in; t.defined())
+  if (const Tensor& t = op.some_tensor(); t.defined())
     if (t.device().is_cuda()) op.stream = cuda::Stream::current(t.device());
   op.sequence = is_message(op.kind) ? messages_++ : sequence_++;
+  op.lane = lane_;
   op.channel = channel_;
   if (op.out.defined()) op.out.bump_version();
+  for (const Transfer& t : op.receives) t.tensor.bump_version();
   thread_->submit(op, call.wakes);
   return std::move(call.work);
 }
@@ -210,7 +213,7 @@ Work ProcessGroup::broadcast(const Tensor& x, int root) {
         root);
   Operation& op = call.op;
   op.out = op.in = x;
-  op.from = root;
+  op.root = root;
   op.in_count.push_back(x.numel());
   op.out_count = op.in_count;
   return submit(call);
@@ -222,11 +225,8 @@ Work ProcessGroup::exchange(const Tensor& out, int from, const Tensor& in, int t
   check(!overlap(out, in), "exchange: out must not share memory with in");
   check(from >= 0 && from < size() && to >= 0 && to < size(),
         "exchange: from and to must be ranks below {}, got {} and {}", size(), from, to);
-  Operation& op = call.op;
-  op.out = out;
-  op.in = in;
-  op.from = from;
-  op.to = to;
+  call.op.sends.push_back({in, to});
+  call.op.receives.push_back({out, from});
   return submit(call);
 }
 
@@ -235,8 +235,7 @@ Work ProcessGroup::send(const Tensor& x, int to) {
   check_tensor("send", *channel_, x);
   check(to >= 0 && to < size() && to != rank(), "send: to must be another rank below {}, got {}",
         size(), to);
-  call.op.in = x;
-  call.op.to = to;
+  call.op.sends.push_back({x, to});
   return submit(call);
 }
 
@@ -245,8 +244,32 @@ Work ProcessGroup::receive(const Tensor& x, int from) {
   check_tensor("receive", *channel_, x);
   check(from >= 0 && from < size() && from != rank(),
         "receive: from must be another rank below {}, got {}", size(), from);
-  call.op.out = x;
-  call.op.from = from;
+  call.op.receives.push_back({x, from});
+  return submit(call);
+}
+
+Work ProcessGroup::batch(const std::vector<Transfer>& sends,
+                         const std::vector<Transfer>& receives) {
+  Call call(*this, Collective::batch);
+  Operation& op = call.op;
+  op.sends = sends;
+  op.receives = receives;
+  op.for_each_tensor([&](const Tensor& t) { check_tensor("batch", *channel_, t); });
+  op.for_each_tensor([&](const Tensor& t) {
+    check(t.device() == op.some_tensor().device(),
+          "batch: all tensors must be on one device, got {} and {}", op.some_tensor().device(),
+          t.device());
+  });
+  for (const auto* const list : {&op.sends, &op.receives})
+    for (const Transfer& t : *list)
+      check(t.rank >= 0 && t.rank < size(), "batch: ranks must be below {}, got {}", size(),
+            t.rank);
+  for (std::size_t i = 0; i < receives.size(); ++i) {
+    const auto apart = [&](const Transfer& t) { return !overlap(receives[i].tensor, t.tensor); };
+    check(std::all_of(receives.begin(), receives.begin() + static_cast<std::ptrdiff_t>(i), apart) &&
+              std::all_of(sends.begin(), sends.end(), apart),
+          "batch: a tensor that receives must not share memory with another, got receive {}", i);
+  }
   return submit(call);
 }
 

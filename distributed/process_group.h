@@ -7,6 +7,8 @@
 
 #include "weft/core/tensor.h"
 #include "weft/distributed/channel.h"
+#include "weft/distributed/lane.h"
+#include "weft/distributed/transfer.h"
 
 namespace weft::distributed {
 
@@ -53,8 +55,10 @@ class RowList {
 };
 
 /// A set of ranks that communicate with each other. Every member makes the same calls in the same
-/// order. Each call returns at once; a communication thread runs the collectives in call order
-/// while the calling thread computes. Ranks are numbered within the group, 0 .. size - 1.
+/// order. Each call returns at once; a communication thread runs the collectives of the group's
+/// lane in call order while the calling thread computes. A collective may not use what one of
+/// another lane has not yet delivered: wait() for that one first. Ranks are numbered within the
+/// group, 0 .. size - 1.
 ///
 ///   group.all_reduce(x).wait();
 ///
@@ -73,13 +77,14 @@ class RowList {
 /// which may be 0.
 class ProcessGroup {
  public:
-  ProcessGroup(std::shared_ptr<Channel> channel, std::shared_ptr<CommThread> thread);
+  ProcessGroup(std::shared_ptr<Channel> channel, std::shared_ptr<CommThread> thread, Lane lane);
 
   const std::string& name() const { return channel_->name(); }
   int rank() const { return channel_->rank(); }
   int size() const { return channel_->size(); }
   /// World ranks of the members, in group order.
   const std::vector<int>& ranks() const { return channel_->ranks(); }
+  Lane lane() const { return lane_; }
 
   /// Use as group.at_once().all_reduce(x).wait(), for one call that is waited for immediately. The
   /// calling thread runs the collective itself and does not wake the communication thread, because
@@ -104,9 +109,14 @@ class ProcessGroup {
   Work broadcast(const Tensor& x, int root);
   /// Sends `in` and receives `out` at the same time, as in a ring.
   Work exchange(const Tensor& out, int from, const Tensor& in, int to);
-  /// Two ranks that both send before they receive deadlock: use exchange() instead.
+  /// Two ranks that both send before they receive deadlock: use exchange() or batch() instead.
   Work send(const Tensor& x, int to);
   Work receive(const Tensor& x, int from);
+  /// All sends and receives at the same time, in any order and number of sizes and dtypes; either
+  /// list may be empty. The n-th message from one rank to another is the n-th that the other
+  /// receives from it, whichever calls make them. Tensors are on one device, and none that receives
+  /// shares memory with another of the call.
+  Work batch(const std::vector<Transfer>& sends, const std::vector<Transfer>& receives);
   /// Completes when every rank has reached it.
   Work barrier();
 
@@ -123,6 +133,7 @@ class ProcessGroup {
 
   std::shared_ptr<Channel> channel_;
   std::shared_ptr<CommThread> thread_;
+  const Lane lane_;
   std::int64_t sequence_ = 0, messages_ = 0;
   bool at_once_ = false;
 };

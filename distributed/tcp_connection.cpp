@@ -24,6 +24,8 @@ std::string with_frame(const TcpFrame& frame, const void* data = nullptr, std::s
   return all;
 }
 
+bool is_of(int queue, int batch) { return batch >= 0 && batch / Messages::kBatches == queue; }
+
 template <class List, class Is>
 auto find(List& list, Is is) {
   return std::find_if(list.begin(), list.end(), is);
@@ -38,20 +40,18 @@ void TcpConnection::send(int tag, const void* data, std::int64_t bytes, int batc
   if (bytes <= kTcpSmall) {  // is copied, and so has ended
     const TcpFrame frame{FrameKind::small, tag, 0, bytes};
     out_.push_back({.head = with_frame(frame, data, static_cast<std::size_t>(bytes))});
-    counts_.moved = true;
+    counts_.of_batch(batch).moved = true;
   } else {
     const TcpFrame frame{FrameKind::offer, tag, next_id_++, bytes};
     offered_.push_back({frame.id, static_cast<const char*>(data), bytes, batch});
     out_.push_back({.head = with_frame(frame)});
     ++counts_.batch[batch];
-    ++counts_.total;
   }
   write();
 }
 
 void TcpConnection::receive(int tag, void* data, std::int64_t bytes, int batch) {
   ++counts_.batch[batch];
-  ++counts_.total;
   const Expected expected{tag, static_cast<char*>(data), bytes, batch};
   const auto came = find(arrived_, [&](const Arrived& a) { return a.frame.tag == tag; });
   if (came == arrived_.end()) {
@@ -69,23 +69,30 @@ void TcpConnection::tell(const Note& note) {
   write();
 }
 
-bool TcpConnection::is_busy() const {
-  return !expected_.empty() || !accepted_.empty() || !offered_.empty() || into_.batch >= 0 ||
-         std::any_of(out_.begin(), out_.end(), [](const Sent& s) { return s.batch >= 0; });
+bool TcpConnection::is_busy(int queue) const {
+  const auto any = [&](const auto& list) {
+    return std::any_of(list.begin(), list.end(),
+                       [&](const auto& m) { return is_of(queue, m.batch); });
+  };
+  return any(expected_) || any(accepted_) || any(offered_) || any(out_) ||
+         is_of(queue, into_.batch);
 }
 
-void TcpConnection::abandon() {
+void TcpConnection::abandon(int queue) {
   has_abandoned_ = true;
-  expected_.clear();
-  accepted_.clear();
-  offered_.clear();
-  arrived_.clear();
-  if (into_.batch >= 0) target_ = nullptr;
-  into_.batch = -1;
+  const auto is_its = [&](const auto& m) { return is_of(queue, m.batch); };
+  std::erase_if(expected_, is_its);
+  std::erase_if(accepted_, is_its);
+  std::erase_if(offered_, is_its);
+  if (is_its(into_)) {
+    target_ = nullptr;
+    into_.batch = -1;
+  }
   // The other side expects the rest of what has begun to leave.
   const bool begun = !out_.empty() && out_.front().done > 0;
-  for (auto s = out_.begin() + begun; s != out_.end();) s = s->data ? out_.erase(s) : std::next(s);
-  if (!begun) return;
+  for (auto s = out_.begin() + begun; s != out_.end();)
+    s = s->data && is_its(*s) ? out_.erase(s) : std::next(s);
+  if (!begun || !is_its(out_.front())) return;
   Sent& first = out_.front();
   first.batch = -1;
   if (!first.data) return;
@@ -108,8 +115,7 @@ void TcpConnection::pump(std::deque<Note>& notes) {
 void TcpConnection::ended(int batch) {
   if (batch < 0) return;
   --counts_.batch[batch];
-  --counts_.total;
-  counts_.moved = true;
+  counts_.of_batch(batch).moved = true;
 }
 
 void TcpConnection::close(const char* why) {
@@ -136,7 +142,7 @@ void TcpConnection::write() {
         return out_.clear();
       }
       s.done += n;
-      counts_.moved = counts_.moved || s.data;
+      if (s.batch >= 0) counts_.of_batch(s.batch).moved = true;
     }
     ended(s.batch);
     out_.pop_front();
@@ -261,7 +267,7 @@ bool TcpConnection::receive_body() {
     }
     if (target_) target_ += n;
     left_ -= n;
-    counts_.moved = counts_.moved || frame_.kind == FrameKind::large;
+    if (into_.batch >= 0) counts_.of_batch(into_.batch).moved = true;
   }
   in_message_ = false;
   end_message();
@@ -296,8 +302,8 @@ void TcpConnection::end_message() {
 void TcpConnection::meet(const Expected& expected, const Arrived& arrived) {
   const TcpFrame& frame = arrived.frame;
   if (frame.bytes != expected.bytes)
-    counts_.trouble = message("a message of rank {} had {} bytes instead of {}", peer_, frame.bytes,
-                              expected.bytes);
+    counts_.of_batch(expected.batch).trouble = message(
+        "a message of rank {} had {} bytes instead of {}", peer_, frame.bytes, expected.bytes);
   else if (frame.kind == FrameKind::offer)
     return accept(expected, frame.id);
   else

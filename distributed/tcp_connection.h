@@ -30,10 +30,12 @@ class TcpConnection {
  public:
   /// Counts of what is pending, shared by the connections of a rank.
   struct Counts {
-    int batch[Messages::kBatches] = {};
-    int total = 0;
-    bool moved = false;  // something ended
-    std::string trouble;
+    int batch[Messages::kBatches * Messages::kQueues] = {};
+    struct Queue {
+      bool moved = false;
+      std::string trouble;
+    } of[Messages::kQueues];
+    Queue& of_batch(int b) { return of[b / Messages::kBatches]; }
   };
 
   TcpConnection(Socket socket, int peer, Counts& counts);
@@ -44,13 +46,14 @@ class TcpConnection {
   /// Sends and receives what it can without waiting. Notes that came go to `notes`; so does one of
   /// Kind::lost when the connection ends.
   void pump(std::deque<Note>& notes);
-  /// Whether a message is pending, notes aside.
-  bool is_busy() const;
+  /// Whether a message of the queue is pending.
+  bool is_busy(int queue) const;
   bool has_output() const { return !out_.empty(); }
   bool is_open() const { return socket_.is_open(); }
   int fd() const { return socket_.fd(); }
-  /// Forgets pending messages. Memory given to send() and receive() is not used again.
-  void abandon();
+  /// Forgets pending messages of the queue. Memory given to send() and receive() for them is not
+  /// used again.
+  void abandon(int queue);
   /// Says that nothing more will be sent.
   void end_output();
 

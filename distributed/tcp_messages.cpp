@@ -50,19 +50,17 @@ void TcpMessages::to_itself(const Own& own) {
   if (other == own_.end()) {
     own_.push_back(own);
     ++counts_.batch[own.batch];
-    ++counts_.total;
     return;
   }
   if (other->bytes == own.bytes)
     std::memmove(own.to ? own.to : other->to, own.from ? own.from : other->from,
                  static_cast<std::size_t>(own.bytes));
   else
-    counts_.trouble =
+    counts_.of_batch(own.batch).trouble =
         message("a message of rank {} had {} bytes instead of {}", rank_,
                 own.from ? own.bytes : other->bytes, own.to ? own.bytes : other->bytes);
   --counts_.batch[other->batch];
-  --counts_.total;
-  counts_.moved = true;
+  counts_.of_batch(own.batch).moved = true;
   own_.erase(other);
 }
 
@@ -79,21 +77,20 @@ void TcpMessages::pump(int wait_ms) {
     if (polled[i].revents) of[i]->pump(notes_);
 }
 
-bool TcpMessages::progress() {
-  pump(0);
-  return std::exchange(counts_.moved, false);
-}
+bool TcpMessages::has_moved(int queue) { return std::exchange(counts_.of[queue].moved, false); }
 
-bool TcpMessages::waits_for(int rank) const {
+bool TcpMessages::waits_for(int queue, int rank) const {
+  const auto is_its = [&](const Own& o) { return o.batch / kBatches == queue; };
   const TcpConnection* const c = connections_[static_cast<std::size_t>(rank)].get();
-  return c ? c->is_busy() : !own_.empty();
+  return c ? c->is_busy(queue) : std::any_of(own_.begin(), own_.end(), is_its);
 }
 
-void TcpMessages::abandon() {
+void TcpMessages::abandon(int queue) {
   for (const auto& c : connections_)
-    if (c) c->abandon();
-  own_.clear();
-  counts_ = {};
+    if (c) c->abandon(queue);
+  std::erase_if(own_, [&](const Own& o) { return o.batch / kBatches == queue; });
+  std::fill_n(counts_.batch + queue * kBatches, kBatches, 0);
+  counts_.of[queue] = {};
 }
 
 void TcpMessages::tell(int to, const Note& note) {

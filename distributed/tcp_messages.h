@@ -22,12 +22,12 @@ class TcpMessages : public Messages {
   int largest_tag() const override { return (1 << 30) - 1; }
   void send(int to, int tag, const void* data, std::int64_t bytes, int batch) override;
   void receive(int from, int tag, void* data, std::int64_t bytes, int batch) override;
-  bool progress() override;
+  void progress() override { pump(0); }
+  bool has_moved(int queue) override;
   int under_way(int batch) const override { return counts_.batch[batch]; }
-  int under_way() const override { return counts_.total; }
-  bool waits_for(int rank) const override;
-  const std::string& trouble() const override { return counts_.trouble; }
-  void abandon() override;
+  bool waits_for(int queue, int rank) const override;
+  const std::string& trouble(int queue) const override { return counts_.of[queue].trouble; }
+  void abandon(int queue) override;
   void tell(int to, const Note& note) override;
   bool hear(Note& note) override;
   void finish() override;

@@ -37,7 +37,8 @@ void mark(cuda::Event& event, const Operation& op) {
 }
 
 Device device_of(const Operation& op) {
-  return op.out.defined() ? op.out.device() : op.in.defined() ? op.in.device() : kCpu;
+  const Tensor& t = op.some_tensor();
+  return t.defined() ? t.device() : kCpu;
 }
 
 }  // namespace
@@ -69,12 +70,7 @@ bool ThreadChannel::takes(Device device) const {
 void ThreadChannel::carry_out(Operation& op) {
   const int me = rank();
   mark(op.ready, op);
-  if (op.kind == Collective::send || op.kind == Collective::exchange)
-    rendezvous_->post_send(me, op);
-  if (op.kind == Collective::receive || op.kind == Collective::exchange) receive(op);
-  if (op.kind == Collective::send || op.kind == Collective::exchange)
-    rendezvous_->wait_received(me, op);
-  if (is_message(op.kind)) return;
+  if (is_message(op.kind)) return pass_messages(op);
 
   rendezvous_->arrive(me, op, true);
   check_same();
@@ -100,7 +96,7 @@ void ThreadChannel::carry_out(Operation& op) {
       }
       break;
     default:
-      copy(op, op.out.raw(), rendezvous_->at(op.from).in.raw(), op.out.numel() * w);
+      copy(op, op.out.raw(), rendezvous_->at(op.root).in.raw(), op.out.numel() * w);
   }
   leave(op);
 }
@@ -187,24 +183,33 @@ void ThreadChannel::combine(const Operation& op, std::int64_t to, std::int64_t f
   }
 }
 
-void ThreadChannel::receive(Operation& op) {
-  const Operation& sent = rendezvous_->begin_receive(rank(), op);
-  std::string text = difference(sent, op.from, op, rank(), *this);
+// All are posted before any is awaited, so that ranks that send to each other do not deadlock.
+void ThreadChannel::pass_messages(Operation& op) {
+  rendezvous_->post_sends(rank(), op);
+  for (const Transfer& expected : op.receives) receive(op, expected);
+  rendezvous_->wait_received(rank(), op);
+}
+
+void ThreadChannel::receive(Operation& op, const Transfer& expected) {
+  const auto [sender, sent] = rendezvous_->begin_receive(rank(), op, expected.rank);
+  std::string text = difference(*sender, *sent, op, expected, *this);
   try {
-    check_same_device(sent, op.from, op, rank());
-    if (text.empty() && !op.out.is_meta()) {
-      if (op.stream) sent.ready.wait(*op.stream);
-      copy(op, op.out.raw(), sent.in.raw(), op.out.numel() * op.element_bytes());
+    check_same_device(*sender, expected.rank, op, rank());
+    const Tensor& to = expected.tensor;
+    if (text.empty() && !to.is_meta()) {
+      if (op.stream) sender->ready.wait(*op.stream);
+      copy(op, to.raw(), sent->tensor.raw(),
+           to.numel() * static_cast<std::int64_t>(size_of(to.dtype())));
       if (op.stream) {
         mark(op.read, op);
-        op.read.wait(*sent.stream);
+        op.read.wait(*sender->stream);
       }
     }
   } catch (const Error& e) {
     text = e.what();
   }
   if (!text.empty()) job_->fail(text, Fault::system);  // before the sender continues
-  rendezvous_->end_receive(rank(), op);
+  rendezvous_->end_receive(rank(), expected.rank);
   if (!text.empty()) throw Error(text, Fault::system);
 }
 

@@ -23,7 +23,8 @@ class ThreadChannel : public Channel {
   void check_same_device(const Operation& a, int rank_a, const Operation& b, int rank_b) const;
   void all_reduce(Operation& op);
   void combine(const Operation& op, std::int64_t to, std::int64_t first, std::int64_t elements);
-  void receive(Operation& op);
+  void pass_messages(Operation& op);
+  void receive(Operation& op, const Transfer& expected);
   void wait_for_peers(const Operation& op, cuda::Event Operation::*event) const;
   void leave(Operation& op);
 

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "weft/distributed/flight_recorder.h"
@@ -88,6 +89,9 @@ std::shared_ptr<Rendezvous> Job::rendezvous(int rank, const GroupCall& call) {
         "group: all ranks must make the same groups in the same order: rank {} made {} {}, rank {} "
         "{} {}",
         g.rank, g.call.name, list(*g.call.lists), rank, call.name, list(*call.lists));
+  check(g.call.lane == call.lane,
+        "group {}: all ranks must make it in the same lane: rank {} in {}, rank {} in {}",
+        call.name, g.rank, name(g.call.lane), rank, name(call.lane));
   if (call.list < 0) return nullptr;
   std::shared_ptr<Rendezvous>& own = g.rendezvous[static_cast<std::size_t>(call.list)];
   if (!own) own = std::make_shared<Rendezvous>(*this, call.ranks());
@@ -100,7 +104,7 @@ Rendezvous::Rendezvous(Job& job, std::vector<int> ranks)
       here_(ranks_.size()),
       visits_(ranks_.size()),
       reads_(ranks_.size()),
-      messages_(ranks_.size() * ranks_.size()) {}
+      mailboxes_(ranks_.size() * ranks_.size()) {}
 
 void Rendezvous::wake() {
   const std::lock_guard lock(mutex_);
@@ -193,42 +197,52 @@ void Rendezvous::leave(int rank, const Operation& op) {
   };
   wait_for([&] { return reading_ == 0; });
   here_[me] = nullptr;
-  if (op.to < 0) return;
-  Message& m = message(rank, op.to);
-  if (m.op != &op) return;
-  wait_for([&] { return !m.being_taken; });
-  if (m.op == &op) m = {};
+  for (const Transfer& t : op.sends) {
+    Mailbox& box = mailbox(rank, t.rank);
+    wait_for([&] { return !box.being_taken || box.messages[0].sender != &op; });
+    std::erase_if(box.messages, [&](const Message& m) { return m.sender == &op; });
+  }
 }
 
-void Rendezvous::post_send(int rank, const Operation& op) {
+bool Rendezvous::Mailbox::holds(const Operation& op) const {
+  return std::any_of(messages.begin(), messages.end(),
+                     [&](const Message& m) { return m.sender == &op; });
+}
+
+void Rendezvous::post_sends(int rank, const Operation& op) {
   std::unique_lock lock(mutex_);
   if (job_.failed()) throw job_.failure();
-  message(rank, op.to).op = &op;
-  if (asleep_) changed_.notify_all();
+  for (const Transfer& t : op.sends) mailbox(rank, t.rank).messages.push_back({&op, &t});
+  if (asleep_ && !op.sends.empty()) changed_.notify_all();
 }
 
-const Operation& Rendezvous::begin_receive(int rank, const Operation& op) {
+Rendezvous::Message Rendezvous::begin_receive(int rank, const Operation& op, int from) {
   std::unique_lock lock(mutex_);
-  Message& m = message(op.from, rank);
+  Mailbox& box = mailbox(from, rank);
   if (job_.failed()) throw job_.failure();
   wait(
-      lock, op, [&] { return m.op != nullptr; }, [&](int r) { return r == op.from; });
-  m.being_taken = true;
-  return *m.op;
+      lock, op, [&] { return !box.messages.empty(); }, [&](int r) { return r == from; });
+  box.being_taken = true;
+  return box.messages[0];
 }
 
-void Rendezvous::end_receive(int rank, const Operation& op) {
+void Rendezvous::end_receive(int rank, int from) {
   const std::lock_guard lock(mutex_);
-  message(op.from, rank) = {};
+  Mailbox& box = mailbox(from, rank);
+  box.messages.erase(box.messages.begin());
+  box.being_taken = false;
   if (asleep_) changed_.notify_all();
 }
 
 void Rendezvous::wait_received(int rank, const Operation& op) {
   std::unique_lock lock(mutex_);
-  const Message& m = message(rank, op.to);
-  wait(
-      lock, op, [&] { return m.op != &op; }, [&](int r) { return r == op.to; });
-  if (job_.failed()) throw job_.failure();
+  const auto lacks = [&](int r) { return mailbox(rank, r).holds(op); };
+  const auto received = [&] {
+    return std::none_of(op.sends.begin(), op.sends.end(),
+                        [&](const Transfer& t) { return lacks(t.rank); });
+  };
+  wait(lock, op, received, lacks);
+  if (!op.sends.empty() && job_.failed()) throw job_.failure();
 }
 
 }  // namespace weft::distributed

@@ -76,21 +76,28 @@ class Rendezvous {
   /// After an exception: blocks until no peer reads this rank's operation.
   void leave(int rank, const Operation& op);
 
-  /// Point-to-point messages: one peer reads the operation and copies its data.
-  void post_send(int rank, const Operation& op);
-  const Operation& begin_receive(int rank, const Operation& op);
-  void end_receive(int rank, const Operation& op);
+  /// Point-to-point messages, in order between each pair: the receiver reads the sender's operation
+  /// and copies its data.
+  struct Message {
+    const Operation* sender = nullptr;
+    const Transfer* sent = nullptr;
+  };
+  void post_sends(int rank, const Operation& op);
+  Message begin_receive(int rank, const Operation& op, int from);
+  void end_receive(int rank, int from);
   void wait_received(int rank, const Operation& op);
 
   void wake();
 
  private:
-  struct Message {
-    const Operation* op = nullptr;
-    bool being_taken = false;
+  struct Mailbox {
+    std::vector<Message> messages;  // oldest first
+    bool being_taken = false;       // the oldest is read now
+    bool holds(const Operation& op) const;
   };
-  Message& message(int from, int to) {
-    return messages_[static_cast<std::size_t>(from) * ranks_.size() + static_cast<std::size_t>(to)];
+  Mailbox& mailbox(int from, int to) {
+    return mailboxes_[static_cast<std::size_t>(from) * ranks_.size() +
+                      static_cast<std::size_t>(to)];
   }
   template <class Ready, class Missing>
   void wait(std::unique_lock<std::mutex>& lock, const Operation& op, Ready ready, Missing missing);
@@ -106,7 +113,7 @@ class Rendezvous {
   std::vector<char> reads_;           // by rank: whether it reads now
   std::atomic<std::int64_t> round_{0};
   int arrived_ = 0, reading_ = 0, asleep_ = 0;
-  std::vector<Message> messages_;  // [from * size + to]
+  std::vector<Mailbox> mailboxes_;  // [from * size + to]
 };
 
 }  // namespace weft::distributed

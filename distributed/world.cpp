@@ -9,7 +9,10 @@
 namespace weft::distributed {
 
 World::World(int rank, int size, const WorldOptions& options)
-    : rank_(rank), size_(size), options_(options) {
+    : rank_(rank),
+      size_(size),
+      options_(options),
+      recorder_(std::make_shared<FlightRecorder>(options.recorded)) {
   check(size >= 1 && rank >= 0 && rank < size, "world: rank must be below size {}, got {}", size,
         rank);
   // Clocks count nanoseconds in 64 bits (292 years), and a deadline is now() plus the timeout.
@@ -17,32 +20,40 @@ World::World(int rank, int size, const WorldOptions& options)
         "world: timeout_s must be above 0 and at most 1e8, got {}", options.timeout_s);
   check(options.last_resort_s > 0 && options.last_resort_s <= 1e8,
         "world: last_resort_s must be above 0 and at most 1e8, got {}", options.last_resort_s);
-  check(options.link.bytes_per_s >= 0 && options.link.latency_s >= 0,
-        "world: the link's bytes_per_s and latency_s must be at least 0, got {} and {}",
-        options.link.bytes_per_s, options.link.latency_s);
+  for (const SimulatedLink& link : {options.link, options.data_link.value_or(SimulatedLink{})})
+    check(link.bytes_per_s >= 0 && link.latency_s >= 0,
+          "world: the link's bytes_per_s and latency_s must be at least 0, got {} and {}",
+          link.bytes_per_s, link.latency_s);
+  check(options.lanes >= 1 && options.lanes <= kLanes, "world: lanes must be in [1, {}], got {}",
+        kLanes, options.lanes);
 }
 
 World::~World() { stop(); }
 
 void World::start(bool threaded, std::function<void()> idle) {
-  thread_ = std::make_shared<CommThread>(rank_, size_, options_, threaded, std::move(idle));
+  for (int queue = 0; queue < (threaded ? options_.lanes : 1); ++queue)
+    threads_.push_back(std::make_shared<CommThread>(rank_, size_, options_, recorder_, threaded,
+                                                    std::exchange(idle, {})));
   std::vector<int> everybody(static_cast<std::size_t>(size_));
   std::iota(everybody.begin(), everybody.end(), 0);
   all_ = group("world", everybody);
 }
 
 void World::stop() {
-  if (thread_) thread_->stop();
+  for (const auto& thread : threads_) thread->stop();
 }
 
-std::shared_ptr<ProcessGroup> World::group(const std::string& name, const std::vector<int>& ranks) {
-  return split(name, {ranks});
+std::shared_ptr<ProcessGroup> World::group(const std::string& name, const std::vector<int>& ranks,
+                                           Lane lane) {
+  return split(name, {ranks}, lane);
 }
 
-std::shared_ptr<ProcessGroup> World::split(const std::string& name, RankLists lists) {
+std::shared_ptr<ProcessGroup> World::split(const std::string& name, RankLists lists, Lane lane) {
   GroupCall call;
   call.name = name;
   call.number = groups_++;
+  call.lane = lane;
+  call.queue = queue_of(lane, options_.lanes);
   std::vector<bool> named(static_cast<std::size_t>(size_));
   for (std::size_t i = 0; i < lists.size(); ++i) {
     const std::vector<int>& ranks = lists[i];
@@ -59,18 +70,26 @@ std::shared_ptr<ProcessGroup> World::split(const std::string& name, RankLists li
   }
   call.lists = std::make_shared<const RankLists>(std::move(lists));
   auto channel = open(call);
-  return call.list >= 0 ? std::make_shared<ProcessGroup>(std::move(channel), thread_) : nullptr;
+  if (call.list < 0) return nullptr;
+  const auto& thread = threads_[static_cast<std::size_t>(call.queue) % threads_.size()];
+  return std::make_shared<ProcessGroup>(std::move(channel), thread, lane);
 }
 
-CommStats World::stats() const { return thread_->stats(); }
+CommStats World::stats(Lane lane) const {
+  CommStats sum;
+  for (const auto& thread : threads_) sum += thread->stats(lane);
+  return sum;
+}
+
+CommStats World::stats() const {
+  CommStats sum;
+  for (int lane = 0; lane < kLanes; ++lane) sum += stats(static_cast<Lane>(lane));
+  return sum;
+}
 
 void World::check_well() const {
   const std::string why = failure();
   check_system(why.empty(), "{}", why);
 }
-
-std::shared_ptr<FlightRecorder> World::shared_recorder() const { return thread_->recorder(); }
-
-const FlightRecorder& World::recorder() const { return *thread_->recorder(); }
 
 }  // namespace weft::distributed

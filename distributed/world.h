@@ -1,9 +1,11 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "weft/distributed/lane.h"
 #include "weft/distributed/process_group.h"
 
 namespace weft::distributed {
@@ -20,11 +22,13 @@ struct GroupCall {
   int list = -1;   ///< the list that has this rank; -1: none
   int rank = -1;   ///< its place in that list
   int number = 0;  ///< index among the calls, equal on all ranks
+  Lane lane = Lane::model;
+  int queue = 0;  ///< of the lane, below WorldOptions::lanes
   const std::vector<int>& ranks() const { return (*lists)[static_cast<std::size_t>(list)]; }
 };
 
 /// Simulates a link slower than this machine's memory, to make overlap measurable: each collective
-/// occupies the communication thread for at least latency_s + bytes sent / bytes_per_s.
+/// occupies its queue for at least latency_s + bytes sent / bytes_per_s. Queues do not share it.
 struct SimulatedLink {
   double bytes_per_s = 0;  ///< 0: no simulation
   double latency_s = 0;
@@ -35,10 +39,13 @@ struct WorldOptions {
   /// A process of a failed job ends if NCCL does not abort its collectives within this time.
   double last_resort_s = 30;
   SimulatedLink link = {};
+  std::optional<SimulatedLink> data_link = {};  ///< of Lane::data, if it uses another network
   /// Folder in which every rank writes its latest collectives (rank_<rank>.txt) when the job fails.
   /// Empty: no file is written.
   std::string dump_folder = {};
   int recorded = 2048;  ///< entries that the flight recorder keeps
+  /// Number of queues for the lanes: see queue_of(). 1 runs all collectives in call order.
+  int lanes = kLanes;
 };
 
 /// What this rank has sent and how long it has waited, since the start.
@@ -47,6 +54,14 @@ struct CommStats {
   std::int64_t bytes_sent = 0;
   double busy_s = 0;     ///< time spent in collectives
   double waiting_s = 0;  ///< time spent in Work::wait(): the exposed communication
+
+  CommStats& operator+=(const CommStats& o) {
+    calls += o.calls;
+    bytes_sent += o.bytes_sent;
+    busy_s += o.busy_s;
+    waiting_s += o.waiting_s;
+    return *this;
+  }
 };
 
 /// One rank's view of a job: its rank, the number of ranks, and the process groups.
@@ -65,15 +80,17 @@ class World {
   virtual const char* backend() const = 0;
   /// The group of all ranks.
   ProcessGroup& all() { return *all_; }
-  /// Creates a group of these world ranks. Every rank of the world makes the same calls in the same
-  /// order, also for groups it does not belong to; there the result is null. Throws Error on a rank
-  /// outside the world or listed twice.
-  std::shared_ptr<ProcessGroup> group(const std::string& name, const std::vector<int>& ranks);
+  /// Creates a group of these world ranks, whose collectives run in `lane`. Every rank of the world
+  /// makes the same calls in the same order, also for groups it does not belong to; there the
+  /// result is null. Throws Error on a rank outside the world or listed twice.
+  std::shared_ptr<ProcessGroup> group(const std::string& name, const std::vector<int>& ranks,
+                                      Lane lane = Lane::model);
   /// Creates a group for each list, all of one name, and returns this rank's; null if it is in no
   /// list. As group(), and also throws Error on a rank in two lists. A backend
   /// that has to connect the ranks does so at the first collective of any of the groups, which all
   /// ranks must then reach in the same order; or at once if some rank is alone or in no list.
-  std::shared_ptr<ProcessGroup> split(const std::string& name, RankLists lists);
+  std::shared_ptr<ProcessGroup> split(const std::string& name, RankLists lists,
+                                      Lane lane = Lane::model);
 
   /// Why the job failed, if this rank knows already, else "". Callable from any thread.
   virtual std::string failure() const { return {}; }
@@ -95,26 +112,29 @@ class World {
   virtual int communicators() const { return 0; }
 
   CommStats stats() const;
+  /// Of the groups of one lane.
+  CommStats stats(Lane lane) const;
   /// The latest collectives, to find one that hangs.
-  const FlightRecorder& recorder() const;
+  const FlightRecorder& recorder() const { return *recorder_; }
 
  protected:
   World(int rank, int size, const WorldOptions& options);
   /// The subclass's constructor calls this once, as soon as open() works. If not `threaded`,
-  /// collectives run in the caller. The communication thread calls `idle` every few milliseconds
-  /// while its queue is empty; it must not throw.
+  /// collectives run in the caller. The communication thread of the first queue calls `idle` every
+  /// few milliseconds while its queue is empty; it must not throw.
   void start(bool threaded, std::function<void()> idle = {});
   /// The backend's part of split(). On a rank in none of the lists the result is ignored.
   virtual std::shared_ptr<Channel> open(const GroupCall& call) = 0;
-  /// Stops the communication thread once its queue is empty.
+  /// Stops the communication threads once their queues are empty.
   void stop();
   const WorldOptions& options() const { return options_; }
-  std::shared_ptr<FlightRecorder> shared_recorder() const;
+  const std::shared_ptr<FlightRecorder>& shared_recorder() const { return recorder_; }
 
  private:
   int rank_, size_;
   WorldOptions options_;
-  std::shared_ptr<CommThread> thread_;
+  const std::shared_ptr<FlightRecorder> recorder_;
+  std::vector<std::shared_ptr<CommThread>> threads_;  // by queue; one if not threaded
   std::shared_ptr<ProcessGroup> all_;
   int groups_ = 0;
 };

@@ -23,6 +23,7 @@ class GroupConformance {
     for (int t = 0; t < kDTypes; ++t) {
       moves(static_cast<DType>(t));
       messages(static_cast<DType>(t));
+      batches(static_cast<DType>(t));
     }
     reductions<float>();
     reductions<double>();
@@ -224,6 +225,49 @@ class GroupConformance {
     }
   }
 
+  // All ranks send to all, themselves included: rank a sends (a + 2 b) % 4 rows to rank b, then b
+  // bytes.
+  void batches(DType t) {
+    using distributed::Transfer;
+    const auto rows = [](int from, int to) { return std::int64_t{(from + 2 * to) % 4}; };
+    for (const Shape& shape : row_shapes()) {
+      std::vector<Transfer> sends, receives;
+      for (int i = 0; i < n_; ++i) {
+        const int to = (me_ + i) % n_, from = n_ - 1 - i;
+        sends.push_back({raw_values(with_rows(rows(me_, to), shape), t, me_), to});
+        sends.push_back({raw_values({to}, DType::u8, me_), to});
+        receives.push_back({blank(with_rows(rows(from, me_), shape), t), from});
+        receives.push_back({blank({me_}, DType::u8), from});
+      }
+      g_.batch(sends, receives).wait();
+      const auto expect_from = [&](const char* what, const Transfer& r, std::int64_t count) {
+        Rows list(at(n_), 0);
+        list[at(r.rank)] = count;
+        expect_rows(what, r.tensor, list, Rows(at(n_), 0));
+      };
+      for (std::size_t i = 0; i < receives.size(); i += 2) {
+        expect_from("batch", receives[i], rows(receives[i].rank, me_));
+        expect_from("second message of a batch", receives[i + 1], me_);
+      }
+    }
+    g_.batch({}, {}).wait();
+    if (n_ == 1) return;
+    // A batch of one rank meets single calls of another.
+    const Tensor first = raw_values({3}, t, 0), second = raw_values({5}, t, 0);
+    const Tensor x = blank({3}, t), y = blank({5}, t);
+    if (me_ == 0) g_.batch({{first, 1}, {second, 1}}, {}).wait();
+    if (me_ == 1) {
+      distributed::Work one = g_.receive(x, 0);
+      g_.receive(y, 0).wait();
+      one.wait();
+      Rows list(at(n_), 0);
+      list[0] = 3;
+      expect_rows("first of a batch", x, list, Rows(at(n_), 0));
+      list[0] = 5;
+      expect_rows("second of a batch", y, list, Rows(at(n_), 0));
+    }
+  }
+
   template <class T>
   static T reduced(Reduce reduce, const std::vector<T>& v) {
     auto r = static_cast<Compute<T>>(v[0]);
@@ -332,8 +376,10 @@ inline void check_groups(distributed::World& world, Device device = kCpu) {
     if (2 * r <= n) lists[3].insert(lists[3].begin(), r);  // overlaps the previous list
   }
   std::vector<std::shared_ptr<distributed::ProcessGroup>> groups;
-  for (std::size_t i = 0; i < lists.size(); ++i)
-    groups.push_back(world.group(message("list{}", i), lists[i]));
+  for (std::size_t i = 0; i < lists.size(); ++i) {
+    const auto lane = static_cast<distributed::Lane>(i % distributed::kLanes);
+    groups.push_back(world.group(message("list{}", i), lists[i], lane));
+  }
   GroupConformance(world.all(), device).all();
   for (const auto& group : groups)
     if (group) GroupConformance(*group, device).all();

@@ -62,6 +62,17 @@ void go_wrong(World& w, const std::string& fault) {
     if (pair) pair->all_reduce(x).wait();
     std::this_thread::sleep_for(std::chrono::seconds(20));
   }
+  if (fault.starts_with("lane")) {
+    // Rank 1 comes to the collectives of one lane and not to those of another.
+    const auto data = w.group("data", w.all().ranks(), weft::distributed::Lane::data);
+    weft::distributed::Work waits;
+    if (!wrong) waits = data->all_reduce(x);
+    const Tensor y = Tensor::full({300000}, 1.0);
+    for (int i = 0; i < 5; ++i) w.all().all_reduce(y, weft::distributed::Reduce::max).wait();
+    if (wrong && fault == "lane_stop") raise(SIGSTOP);
+    if (wrong) std::this_thread::sleep_for(std::chrono::seconds(20));
+    waits.wait();
+  }
   if (fault == "rows") {
     // Rank 0 sends three rows to rank 1, which expects two.
     const int n = w.size();

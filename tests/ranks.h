@@ -70,12 +70,17 @@ inline void distributed_test(int size, const std::function<void(distributed::Wor
   distributed_test({size}, f, options);
 }
 
-/// Checks that all ranks have made the same collectives so far. Every rank must call it. It needs
-/// groups with the same name on each rank and sees only what the recorder still holds.
+/// Checks that all ranks have made the same collectives so far, in the same order in each lane.
+/// Every rank must call it. It needs groups with the same name on each rank and sees only what the
+/// recorder still holds.
 inline void check_same_traces(distributed::World& world) {
-  const std::vector<std::string> trace = distributed::collective_trace(world.recorder());
   std::string text;
-  for (const std::string& line : trace) text += line + "\n";
+  for (int lane = 0; lane < distributed::kLanes; ++lane) {
+    text += message("{}:\n", distributed::name(static_cast<distributed::Lane>(lane)));
+    for (const std::string& line :
+         distributed::collective_trace(world.recorder(), static_cast<distributed::Lane>(lane)))
+      text += line + "\n";
+  }
   // Broadcasts the first rank's text.
   const Tensor length = Tensor::full({1}, static_cast<double>(text.size()), DType::i64);
   world.all().broadcast(length, 0).wait();

@@ -4,6 +4,7 @@
 
 #include "weft/autograd/fp8.h"
 #include "weft/core/fields.h"
+#include "weft/distributed/lane.h"
 #include "weft/distributed/overlap.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/optim/make.h"
@@ -189,6 +190,7 @@ struct ParallelOptions {
   std::int64_t reshard_depth = -1, dp_replicate = 1;
   DType grad_reduce = DType::f32;
   std::int64_t bucket_size = 0;
+  std::int64_t lanes = distributed::kLanes;
   double timeout = 600;
 
   template <class V>
@@ -247,6 +249,10 @@ struct ParallelOptions {
     v("bucket-size", bucket_size,
       "gradients that leave together while backward runs; 0: an eighth of them all, within bounds",
       at_least(0));
+    v("lanes", lanes,
+      "queues of communication that run beside each other: 3: layers, gradients and parameters, "
+      "stages of a pipeline; 2: gradients and parameters, all else; 1: all in call order",
+      between(1, distributed::kLanes));
     v("timeout", timeout, "seconds that ranks wait for one that does not come",
       Rule{.low = 0, .high = 1e8, .low_is_out = true});
   }

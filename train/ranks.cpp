@@ -238,16 +238,18 @@ int run_on_ranks(const Options& options, const std::function<int(const Ranks&)>&
   check_ranks(options);
   apply(options.machine);
   manual_seed(static_cast<std::uint64_t>(options.machine.seed));
+  const int lanes = static_cast<int>(options.parallel.lanes);
   // Where a failed job stopped: the latest collectives of every rank.
   const WorldOptions world_options{.timeout_s = options.parallel.timeout,
-                                   .dump_folder = options.out + "/flight"};
+                                   .dump_folder = options.out + "/flight",
+                                   .lanes = lanes};
   // With NCCL, the hosts' own collectives go to a folder of their own.
   WorldOptions host_options = world_options;
   if (Device::parse(options.machine.device).is_cuda() && over_nccl(options))
     host_options.dump_folder += "/host";
   if (plans_for_many(options)) {
-    const auto world =
-        distributed::fake_world(static_cast<int>(options.parallel.rank), ranks_of(options));
+    const auto world = distributed::fake_world(static_cast<int>(options.parallel.rank),
+                                               ranks_of(options), {.lanes = lanes});
     Ranks ranks(*world, options);
     return f(ranks);
   }

@@ -46,7 +46,8 @@ void mark_usable(void* p, std::int64_t bytes, std::int64_t room, StreamHandle s)
 void* allocate_pinned(std::int64_t bytes);
 void free_pinned(void* p);
 
-StreamHandle create_stream();
+/// `high`: kernels that wait for a multiprocessor start before those of other streams.
+StreamHandle create_stream(bool high);
 void synchronize_stream(StreamHandle s);
 EventHandle create_event(bool timing);
 void destroy_event(EventHandle e);

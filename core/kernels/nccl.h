@@ -22,8 +22,9 @@ enum class Reduce : int { sum = 0, max = 2, min = 3 };
 int version();
 Id make_id();
 /// Begins to create a communicator on the current device and does not wait for its other ranks:
-/// nothing may be called with it until ready().
-Comm connect(const Id& id, int rank, int size);
+/// nothing may be called with it until ready(). Its kernels, and those of what is split from it,
+/// use at most `max_blocks` blocks; 0: NCCL's default.
+Comm connect(const Id& id, int rank, int size, int max_blocks);
 /// Begins to split a communicator into those of its ranks with one colour each, in the order of
 /// `key`. Every rank of `parent` calls it, while no operation of `parent` is in progress. When
 /// ready(parent), `made` holds this rank's, or null if its colour is kNoColor. NCCL writes `made`

@@ -381,7 +381,7 @@ void free_pinned(void* p) {
   std::free(p);
 }
 
-StreamHandle create_stream() {
+StreamHandle create_stream(bool) {
   const std::lock_guard lock(driver().mutex);
   driver().queues.push_back(std::make_unique<Queue>());
   driver().queues.back()->device = current_index;

@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "weft/bench/comm_layouts.h"
 #include "weft/bench/comm_trace.h"
 #include "weft/core/allocator.h"
 #include "weft/distributed/flight_recorder.h"
@@ -86,6 +87,8 @@ data::Batch batch(const examples::GptOptions& o, std::int64_t rows, Device devic
 
 struct Step {
   ByGroup sums;
+  std::map<std::string, std::int64_t> by_axis;
+  std::int64_t by_lane[distributed::kLanes] = {};
   std::int64_t moved = 0, peak_bytes = 0;
   std::int64_t host_bytes = 0;  ///< of a plan: tables of experts' rows, on the host on any device
 };
@@ -98,10 +101,17 @@ Step second_step(World& w, const examples::GptOptions& o, Device device) {
   gpt.step(1, rows);
   gpt.step.optimizer().wait();
   Step s;
-  const std::int64_t before = moved(w);
-  s.sums = by_group(record_step(w, gpt.step, 2, rows));
+  const auto count = [&](std::int64_t sign) {
+    for (int lane = 0; lane < distributed::kLanes; ++lane)
+      s.by_lane[lane] += sign * w.stats(static_cast<distributed::Lane>(lane)).bytes_sent;
+    s.moved += sign * moved(w);
+  };
+  count(-1);
+  const std::vector<FlightEntry> entries = record_step(w, gpt.step, 2, rows);
   gpt.step.optimizer().wait();
-  s.moved = moved(w) - before;
+  count(1);
+  s.sums = by_group(entries);
+  s.by_axis = bytes_by_axis(entries);
   s.peak_bytes = memory_stats(device).peak_bytes;
   if (device.is_meta()) s.host_bytes = memory_stats(kCpu).live_bytes - host;
   return s;
@@ -121,6 +131,9 @@ void check_layout(World& w, const std::string& what, examples::GptOptions o) {
   CHECK_MESSAGE(planned.sums == real.sums,
                 message("planned:\n{}moved:\n{}", text(planned.sums), text(real.sums)));
   CHECK(bytes_of(planned.sums) == real.moved);
+  CHECK(planned.by_axis == real.by_axis);
+  for (int lane = 0; lane < distributed::kLanes; ++lane)
+    CHECK(planned.by_lane[lane] == real.by_lane[lane]);
   CHECK(bytes_of(real.sums) > 0);
   CHECK(examples::predict_peak_bytes(o, w.size(), w.rank()) ==
         planned.peak_bytes + planned.host_bytes);
@@ -129,10 +142,32 @@ void check_layout(World& w, const std::string& what, examples::GptOptions o) {
     CHECK(real.peak_bytes - stays == planned.peak_bytes + planned.host_bytes);
 }
 
+// The layouts of bench_comm_model --layouts.
+void check_eight(World& w) {
+  for (const bool zero : {false, true}) {
+    examples::GptOptions o = small();
+    o.parallel.zero = zero;
+    check_layout(w, "dp", o);
+    o.parallel.tp = 4;
+    check_layout(w, "tp 4", o);
+    o = experts();
+    o.parallel.zero = zero;
+    o.parallel.ep = 4;
+    check_layout(w, "ep 4", o);
+  }
+  examples::GptOptions o = experts();
+  o.parallel.zero = o.parallel.sp = true;
+  o.parallel.tp = 2;
+  o.parallel.ep = 4;
+  o.parallel.etp = 1;
+  check_layout(w, "tp 2, sp, ep 4, zero", o);
+}
+
 }  // namespace
 
 TEST_CASE("comm_model: bytes by group equal the bytes that ranks move") {
-  test::distributed_test({2, 4}, [](World& w) {
+  test::distributed_test({2, 4, 8}, [](World& w) {
+    if (w.size() == 8) return check_eight(w);
     for (const bool zero : {false, true}) {
       const std::string with = zero ? ", zero" : "";
       examples::GptOptions o = small();

@@ -115,6 +115,13 @@ def called_something_else(folder):
          "all_to_all 3 of group world, f32 ")
 
 
+def missing_in_one_lane(folder):
+    """Collectives of another lane complete meanwhile."""
+    missing = "all_reduce 0 of group data, f32 [1000]: rank 1 did not come within 2 s: it "
+    each(folder, "lane", missing + "has called nothing since all_reduce 7 of group world max f32")
+    each(folder, "lane_stop", missing + "does not answer, so it was stopped or has died")
+
+
 def stopped_at_the_end(folder):
     each(folder, "late", "error: rank ", " has ended; these ranks have not, and do not answer, so they "
          "were stopped or have died: 1", sizes=(2, 4))
@@ -153,4 +160,4 @@ def threads(folder):
 
 if __name__ == "__main__":
     main([nothing_wrong, threads, absent, one_thread, killed, left_without_a_word, stopped, computes, ended, threw,
-          threw_elsewhere, stopped_far_away, skipped, called_something_else, stopped_at_the_end])
+          threw_elsewhere, stopped_far_away, skipped, called_something_else, missing_in_one_lane, stopped_at_the_end])

@@ -86,6 +86,22 @@ def gradients_summed_in_bf16(folder):
     assert wide != narrow, wide
 
 
+def any_number_of_lanes(folder):
+    """Queues run beside each other and change no bit."""
+    for name, program, more in (
+            ("dense", "train_gpt", ["--tp", "2", "--sp", "--zero", "--bucket-size", "2000"]),
+            ("moe", "train_moe", [*MOE, "--ep", "2", "--tp", "2", "--sp", "--micro-batch", "1"])):
+        for lanes in (1, 2, 3):
+            train(*base(folder, f"{name}{lanes}", *more, "--ranks", "4", "--steps", "4", "--lanes", lanes),
+                  program=program)
+        for lanes in (2, 3):
+            agree(folder, f"{name}1", f"{name}{lanes}", 0)
+            same_bits(folder, f"{name}1", f"{name}{lanes}", 4)
+    data = ["--data", text(folder), "--out", f"{folder}/never"]
+    refused(run("train_gpt", *data, "--lanes", "0"), 2, "--lanes: must be at least 1, got 0")
+    refused(run("train_gpt", *data, "--lanes", "4"), 2, "--lanes: must be at most 3, got 4")
+
+
 def resumes_in_any_layout(folder):
     """X2: half of the steps in one layout, half in another; the same layout gives the same bits."""
     same = [*MOE, "--aux", "bias", "--mtp", "1", "--schedule", "constant", "--warmup", "2"]
@@ -207,4 +223,4 @@ def plans_on_meta(folder):
 
 if __name__ == "__main__":
     main([data_parallel, tensor_parallel, expert_parallel, buckets_of_any_size,
-          gradients_summed_in_bf16, resumes_in_any_layout, whole_models, stops_together, wrong_uses, compares_two_runs, plans_on_meta])
+          gradients_summed_in_bf16, any_number_of_lanes, resumes_in_any_layout, whole_models, stops_together, wrong_uses, compares_two_runs, plans_on_meta])

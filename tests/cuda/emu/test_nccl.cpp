@@ -204,6 +204,45 @@ TEST_CASE("nccl: groups of a mesh are connected at their first collective, once 
   });
 }
 
+TEST_CASE("nccl: lanes have streams and communicators of their own") {
+  over_nccl(2, [](World& w, Device gpu) {
+    const auto data = w.group("data", {0, 1}, Lane::data);
+    const Tensor x = Tensor::full({5}, w.rank() + 1.0, DType::f32, gpu);
+    data->all_reduce(x).wait();  // connects
+    CHECK(w.communicators() == 2);
+    CHECK(x.to(kCpu).select(0, 4).item() == 3);
+    // Rank 1 comes to the collective of one lane when those of the other have ended.
+    Work waits;
+    if (w.rank() == 0) waits = data->all_reduce(x);
+    const Tensor y = Tensor::full({5}, w.rank() + 1.0, DType::f32, gpu);
+    w.all().all_reduce(y).wait();
+    CHECK(y.to(kCpu).select(0, 4).item() == 3);
+    if (w.rank() == 1) waits = data->all_reduce(x);
+    waits.wait();
+    CHECK(x.to(kCpu).select(0, 4).item() == 6);
+  });
+  over_nccl(2,
+            [](World& w, Device gpu) {
+              const Tensor x = Tensor::ones({5}, DType::f32, gpu);
+              w.group("data", {0, 1}, Lane::data)->all_reduce(x).wait();
+              w.all().all_reduce(x).wait();
+              CHECK(w.communicators() == 1);
+              CHECK(x.to(kCpu).select(0, 4).item() == 4);
+            },
+            {.lanes = 1});
+}
+
+TEST_CASE("nccl: streams are reused by those that ask for the same priority") {
+  const Device gpu = gpu_of(0);
+  cuda::Stream high = cuda::Stream::take(gpu, cuda::Priority::high);
+  high.give_back();
+  cuda::Stream normal = cuda::Stream::take(gpu);
+  CHECK(normal.id() != high.id());
+  CHECK(cuda::Stream::take(gpu, cuda::Priority::high).id() == high.id());
+  high.give_back();
+  normal.give_back();
+}
+
 TEST_CASE("nccl: a group of some ranks, in another order") {
   over_nccl(3, [&](World& w, Device gpu) {
     const auto group = w.group("backwards", {2, 0});
@@ -309,6 +348,30 @@ TEST_CASE("nccl: all communicators are aborted, whichever hangs, and others hear
         why.starts_with("all_reduce 0 of group pair sum f32 [4] did not end within 2 s on rank "));
     CHECK(why.ends_with(": every rank came"));
   }
+}
+
+TEST_CASE("nccl: a collective that hangs in one lane ends those of all") {
+  const FaultScope faults({.fault = NcclFault::hang, .number = 2, .size = 2});
+  std::string heard[2];
+  const std::string why = test::error_of([&] {
+    run_ranks(2, [&](World& bootstrap) {
+      const Device gpu = gpu_of(bootstrap.rank());
+      const auto world = nccl_world(bootstrap, gpu, {.timeout_s = 2});
+      const auto data = world->group("data", {0, 1}, Lane::data);
+      const Tensor x = Tensor::ones({4}, DType::f32, gpu);
+      Work last;
+      for (int i = 0; i < 3; ++i) last = data->all_reduce(x);  // the third hangs
+      const Tensor y = Tensor::ones({4}, DType::f32, gpu);
+      for (int i = 0; i < 2; ++i) world->all().all_reduce(y).wait();
+      CHECK(y.to(kCpu).select(0, 0).item() == 4);
+      heard[bootstrap.rank()] = test::error_of([&] {
+        for (;; std::this_thread::yield()) world->check_well();
+      });
+      last.wait();
+    });
+  });
+  CHECK(why.starts_with("all_reduce 2 of group data sum f32 [4] did not end within 2 s on rank "));
+  for (const std::string& text : heard) CHECK(text == why);
 }
 
 TEST_CASE("nccl: a group that a rank does not connect is reported, and so is a failure to") {
