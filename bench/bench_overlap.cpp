@@ -1,6 +1,7 @@
 // Layers with weights sharded over ranks, on a link of a given speed: how much of the communication
 // a ring or a pipeline overlaps with the products; layers with experts on all ranks: how much of it
 // delayed weight gradients hide; and steps of tensor and data parallelism: what lanes hide.
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
@@ -270,7 +271,7 @@ void delayed_gradients(int ranks, Report& report) {
 // Layers that compute for these times, tp 2 x dp 2. A layer sums its output over tp in forward and
 // its gradient in backward, and waits; then the sum of its bucket over dp begins. Sleeping stands
 // for compute, so that four ranks fit on two processors.
-constexpr int kLayers = 12, kSteps = 9;
+constexpr int kLayers = 12, kSteps = 3, kTurns = 6;
 constexpr std::chrono::milliseconds kForward{4}, kBackward{8};
 constexpr std::int64_t kActivation = 16 << 10, kBucket = 256 << 10;  // f32
 
@@ -329,7 +330,7 @@ void compare_lanes(Report& report) {
     const std::string what = message("4 ranks, {}, ", c.name);
     // In turns, so that other programs slow all of them alike.
     std::array<Cost, distributed::kLanes> of;
-    for (int turn = 0; turn < 2; ++turn)
+    for (int turn = 0; turn < kTurns; ++turn)
       for (int lanes = 1; lanes <= distributed::kLanes; ++lanes) {
         const Cost cost = lane_costs(lanes, c.tp_s, c.bucket_s);
         Cost& all = of[static_cast<std::size_t>(lanes - 1)];
@@ -339,9 +340,13 @@ void compare_lanes(Report& report) {
     for (int lanes = 1; lanes <= distributed::kLanes; ++lanes) {
       const Cost& cost = of[static_cast<std::size_t>(lanes - 1)];
       const std::string which = message("{}{} lane{}", what, lanes, lanes > 1 ? "s" : "");
-      report.row(which, 1e3 * median(cost.whole), "ms");
-      report.row(which + ", waiting", 1e3 * median(cost.waiting), "ms");
-      if (lanes > 1) report.row(which + " / 1 lane", ratio(cost, of[0]), "");
+      // The least: a step that sleeps is only ever slowed by other programs.
+      const auto least = [](const std::vector<double>& v) {
+        return *std::min_element(v.begin(), v.end());
+      };
+      report.row(which, 1e3 * least(cost.whole), "ms");
+      report.row(which + ", waiting", 1e3 * least(cost.waiting), "ms");
+      if (lanes > 1) report.row(which + " / 1 lane", least(cost.whole) / least(of[0].whole), "");
     }
   }
 }

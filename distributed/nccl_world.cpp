@@ -48,7 +48,8 @@ class NcclWorld : public World {
     if (call.number == 0) comms_ = std::make_shared<NcclComms>(bootstrap_, job_, call.lists);
     if (!CommunicatorPlan::can_wait(*call.lists, size())) comms_->of(call);
     if (call.list < 0) return nullptr;
-    if (call.ranks().size() == 1 && size() > 1)
+    // A world of one rank has a communicator, in the first queue: it shows that NCCL works.
+    if (call.ranks().size() == 1 && (size() > 1 || call.queue > 0))
       return std::make_shared<AloneChannel>(call.name, call.ranks(), device_);
     return std::make_shared<NcclChannel>(call, job_, comms_);
   }
