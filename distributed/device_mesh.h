@@ -72,10 +72,10 @@ RankLists rank_lists(int world_size, const Degrees& degrees, std::string_view na
 /// fsdp and efsdp are other names of dp_shard_cp and edp_shard.
 ///
 /// Those that sum gradients or gather weights (dp, dp_cp, edp, their shard and replicate parts,
-/// tp_grad and etp_grad) communicate in Lane::data, pp in Lane::pipeline, the others in Lane::model.
-/// Groups of one rank exist too; their collectives do nothing. Making a mesh communicates nothing:
-/// over NCCL the ranks of a name are connected at its first collective, which every rank of the
-/// world must reach, in the same order for all names.
+/// tp_grad and etp_grad) communicate in Lane::data, pp in Lane::pipeline, the others in
+/// Lane::model. Groups of one rank exist too; their collectives do nothing. Making a mesh
+/// communicates nothing: over NCCL the ranks of a name are connected at its first collective, which
+/// every rank of the world must reach, in the same order for all names.
 class DeviceMesh {
  public:
   /// Called by every rank with the same degrees. Throws Error where settle() does.

@@ -33,6 +33,8 @@ void check_layout(const Options& o, Device device) {
   weft::check(!several || !o.machine.graph, "--graph: does not exist yet for several ranks");
   weft::check(p.grad_reduce == DType::f32 || o.machine.dtype != DType::f64,
               "--grad-reduce: bf16 needs --dtype f32, bf16, f16 or fp8, got f64");
+  weft::check(p.grad_reduce == DType::f32 || !p.fsdp,
+              "--grad-reduce: must be f32 with --fsdp, got bf16");
   if (p.tp_overlap == distributed::Overlap::none || !p.sp || !o.machine.is_fp8()) return;
   weft::check(o.machine.fp8_recipe != Fp8Recipe::block,
               "--tp-overlap: sends codes that have one scale, and --fp8-recipe block has many; use "

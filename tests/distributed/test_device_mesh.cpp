@@ -253,7 +253,8 @@ TEST_CASE("mesh: groups have the right ranks and communicate") {
     CHECK(sum_over(mesh.edp()) == w.rank());
     CHECK(test::error_of([&] { mesh.group("ddp"); }) ==
           "mesh: a group must be one of tp cp dp pp dp_cp tp_cp tp_dp_cp mp etp ep edp tp_ep "
-          "tp_ep_pp dp_shard dp_replicate dp_shard_cp edp_shard edp_replicate tp_grad etp_grad world, got ddp");
+          "tp_ep_pp dp_shard dp_replicate dp_shard_cp edp_shard edp_replicate tp_grad etp_grad "
+          "world, got ddp");
   });
 }
 

@@ -249,6 +249,8 @@ TEST_CASE("options: incompatible settings are refused") {
   CHECK(refusal({"--tp-overlap", "ring"}) == "--tp-overlap: needs --tp of at least 2, got 1");
   CHECK(refusal({"--dtype", "f64", "--grad-reduce", "bf16"}) ==
         "--grad-reduce: bf16 needs --dtype f32, bf16, f16 or fp8, got f64");
+  CHECK(refusal({"--fsdp", "--ranks", "2", "--dp", "2", "--grad-reduce", "bf16"}) ==
+        "--grad-reduce: must be f32 with --fsdp, got bf16");
   CHECK(refusal({"--dispatcher", "all-gather"}) == "--dispatcher: needs --ep of at least 2, got 1");
   CHECK(refusal({"--ep", "2", "--experts", "4", "--dispatcher", "all-gather"}) == "no error");
   CHECK(refusal({"--delay-weight-gradients"}) ==
