@@ -1,6 +1,8 @@
 #include "weft/autograd/rope.h"
 
+#include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
@@ -89,25 +91,78 @@ void check_heads(const Tensor& packed, std::int64_t heads) {
         heads);
 }
 
+// 1 where a frequency is divided by the factor, 0 where it is kept.
+double llama3_share(double frequency, const RopeScaling& s) {
+  const double waves = static_cast<double>(s.original) * frequency / (2 * std::numbers::pi);
+  return std::clamp((s.high - waves) / (s.high - s.low), 0.0, 1.0);
+}
+
+// The pair that turns `turns` times in `original` tokens.
+double pair_of(double turns, std::int64_t head_dim, double theta, const RopeScaling& s) {
+  return static_cast<double>(head_dim) *
+         std::log(static_cast<double>(s.original) / (turns * 2 * std::numbers::pi)) /
+         (2 * std::log(theta));
+}
+
+double yarn_share(std::int64_t pair, std::int64_t head_dim, double theta, const RopeScaling& s) {
+  const double last = static_cast<double>(head_dim - 1);
+  const double low = std::max(std::floor(pair_of(s.beta_fast, head_dim, theta, s)), 0.0);
+  double high = std::min(std::ceil(pair_of(s.beta_slow, head_dim, theta, s)), last);
+  if (high == low) high += 0.001;
+  return std::clamp((static_cast<double>(pair) - low) / (high - low), 0.0, 1.0);
+}
+
 }  // namespace
 
-RopeTables rope_tables(std::int64_t max_seq, std::int64_t head_dim, double theta, DType dtype) {
-  check(max_seq >= 1, "rope_tables: max_seq must be at least 1, got {}", max_seq);
+double RopeScaling::table_factor() const {
+  if (kind != Kind::yarn) return 1;
+  if (attention != 0) return attention;
+  return factor <= 1 ? 1 : 0.1 * std::log(factor) + 1;
+}
+
+std::vector<double> rope_frequencies(std::int64_t head_dim, double theta, const RopeScaling& s) {
+  using Kind = RopeScaling::Kind;
   check(head_dim >= 2 && head_dim % 2 == 0, "rope_tables: head_dim must be even, got {}", head_dim);
   check(theta > 0, "rope_tables: theta must be above 0, got {}", theta);
+  check(s.factor > 0, "rope_tables: the factor of a scaling must be above 0, got {}", s.factor);
+  check(s.kind < Kind::llama3 || s.original > 0,
+        "rope_tables: llama3 and yarn need the original number of tokens, got {}", s.original);
+  check(s.kind != Kind::llama3 || s.low < s.high,
+        "rope_tables: low must be below high, got {} and {}", s.low, s.high);
+  check(s.kind != Kind::yarn || (s.beta_fast > s.beta_slow && s.beta_slow > 0 && theta > 1),
+        "rope_tables: yarn needs beta_fast above beta_slow, both above 0, and theta above 1, got "
+        "{}, {} and {}",
+        s.beta_fast, s.beta_slow, theta);
+  std::vector<double> all;
+  for (std::int64_t i = 0; i < head_dim / 2; ++i) {
+    const double frequency =
+        std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+    const double share = s.kind == Kind::none     ? 0
+                         : s.kind == Kind::linear ? 1
+                         : s.kind == Kind::llama3 ? llama3_share(frequency, s)
+                                                  : yarn_share(i, head_dim, theta, s);
+    all.push_back(share == 0 ? frequency : frequency * (share / s.factor + 1 - share));
+  }
+  return all;
+}
+
+RopeTables rope_tables(std::int64_t max_seq, std::int64_t head_dim, double theta, DType dtype,
+                       const RopeScaling& scaling) {
+  check(max_seq >= 1, "rope_tables: max_seq must be at least 1, got {}", max_seq);
+  const std::vector<double> frequencies = rope_frequencies(head_dim, theta, scaling);
   check(dtype == DType::f32 || dtype == DType::f64, "rope_tables: dtype must be f32 or f64, got {}",
         dtype);
   const std::int64_t half = head_dim / 2;
   const RopeTables tables{Tensor::empty({max_seq, half}, dtype),
                           Tensor::empty({max_seq, half}, dtype)};
+  const double factor = scaling.table_factor();
   const auto fill = [&]<class T>(T* cos, T* sin) {
     for (std::int64_t i = 0; i < half; ++i) {
-      const double frequency =
-          std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+      const double frequency = frequencies[static_cast<std::size_t>(i)];
       for (std::int64_t t = 0; t < max_seq; ++t) {
         const double angle = static_cast<double>(t) * frequency;
-        cos[t * half + i] = static_cast<T>(std::cos(angle));
-        sin[t * half + i] = static_cast<T>(std::sin(angle));
+        cos[t * half + i] = static_cast<T>(factor * std::cos(angle));
+        sin[t * half + i] = static_cast<T>(factor * std::sin(angle));
       }
     }
   };

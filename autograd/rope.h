@@ -1,16 +1,40 @@
 #pragma once
+#include <vector>
+
 #include "weft/core/tensor.h"
 
 namespace weft {
 
-/// cos and sin (max_seq, head_dim / 2) of position * theta^(-2 i / head_dim).
+/// How the frequencies of a model trained on short sequences change for longer ones.
+/// linear: all are divided. llama3: the long waves are divided, the short ones kept, with a
+/// transition between. yarn: the same with another transition; cos and sin are multiplied too.
+/// Source: Chen et al. 2023, arXiv:2306.15595 (linear); Peng et al. 2023, arXiv:2309.00071 (yarn).
+struct RopeScaling {
+  enum class Kind : std::uint8_t { none, linear, llama3, yarn };
+  Kind kind = Kind::none;
+  double factor = 1;          ///< by which frequencies are divided
+  std::int64_t original = 0;  ///< llama3, yarn: tokens of the sequences before
+  double low = 1, high = 4;   ///< llama3: waves per `original` tokens where the transition is
+  double beta_fast = 32, beta_slow = 1;  ///< yarn: the same
+  double attention = 0;                  ///< yarn: factor of cos and sin; 0: 0.1 ln(factor) + 1
+  /// The factor of cos and sin.
+  double table_factor() const;
+};
+
+/// The angle from one position to the next for each pair of elements of a head, head_dim / 2
+/// numbers: theta^(-2 i / head_dim), scaled.
+/// Throws Error on an odd head_dim, a theta that is not positive, or a scaling without its sizes.
+std::vector<double> rope_frequencies(std::int64_t head_dim, double theta,
+                                     const RopeScaling& scaling = {});
+
+/// cos and sin (max_seq, head_dim / 2) of position * frequency.
 struct RopeTables {
   Tensor cos, sin;
 };
 /// Angles are computed in f64 and rounded once to `dtype` (f32 or f64).
-/// Throws Error on an odd head_dim, a max_seq below 1, a theta that is not positive.
+/// Throws Error as rope_frequencies(), and on a max_seq below 1.
 RopeTables rope_tables(std::int64_t max_seq, std::int64_t head_dim, double theta = 10000,
-                       DType dtype = DType::f32);
+                       DType dtype = DType::f32, const RopeScaling& scaling = {});
 
 /// Rotary position embedding: rotates elements i and i + D / 2 of a head by the angle of the
 /// token's position (the half-split form of GPT-NeoX and Llama).

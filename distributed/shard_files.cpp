@@ -151,6 +151,12 @@ ShardFiles::ShardFiles(const std::vector<std::string>& paths) {
   sort_sources();
 }
 
+ShardFiles::ShardFiles(const std::vector<std::string>& paths, const Renames& renames) {
+  for (const std::string& path : paths)
+    add_renamed(path, io::SafetensorsFile::read_index(path), renames);
+  sort_sources();
+}
+
 ShardFiles::ShardFiles(World& world, const std::vector<std::string>& paths) {
   // Size of the file and length of the header, then the header, for each file.
   constexpr std::size_t kNumber = sizeof(std::int64_t);
@@ -234,13 +240,34 @@ void ShardFiles::add_file(const std::string& path, io::SafetensorsIndex index) {
   }
 }
 
+void ShardFiles::add_renamed(const std::string& path, io::SafetensorsIndex index,
+                             const Renames& renames) {
+  const auto number = static_cast<std::uint32_t>(files_.size());
+  const io::SafetensorsFile& file =
+      files_.emplace_back(io::SafetensorsFile::of_index(path, std::move(index)));
+  for (std::uint32_t i = 0; i < file.size(); ++i) {
+    const auto found = renames.find(file.name(i));
+    if (found == renames.end()) continue;
+    const Renamed& r = found->second;
+    const std::int64_t values = file.shape(found->first).numel();
+    file.dtype(found->first);  // throws unless the dtype is supported
+    check_system(values == r.slice.end - r.slice.begin, "'{}': {} must have {} values, got {}",
+                 path, found->first, r.slice.end - r.slice.begin, values);
+    sources_.push_back({number, i, static_cast<std::uint32_t>(slices_.size()),
+                        static_cast<std::uint32_t>(renamed_.size())});
+    slices_.push_back(r.slice);
+    renamed_.push_back({r.name, r.transposed});
+  }
+}
+
 void ShardFiles::check_agreement(const Source& first, const Source& other) const {
-  const std::string name(this->name(other));
+  const std::string name(stored(other));
   const io::SafetensorsFile &a = files_[first.file], &b = files_[other.file];
+  const DType dtype = a.dtype(std::string(stored(first)));
   const Shape shape = whole_shape(first), other_shape = whole_shape(other);
-  check_system(shape == other_shape && a.dtype(name) == b.dtype(name),
-               "'{}': {} must be {} {} as in the other files, got {} {}", b.path(), name,
-               a.dtype(name), shape, b.dtype(name), other_shape);
+  check_system(shape == other_shape && dtype == b.dtype(name),
+               "'{}': {} must be {} {} as in the other files, got {} {}", b.path(), name, dtype,
+               shape, b.dtype(name), other_shape);
 }
 
 Shape ShardFiles::whole_shape(const Source& s) const {
@@ -266,14 +293,25 @@ StateDict ShardFiles::state_dict() const {
 }
 
 bool ShardFiles::contains(const std::string& name) const {
-  return std::any_of(files_.begin(), files_.end(),
-                     [&](const io::SafetensorsFile& f) { return f.contains(name); });
+  const auto found = first_of(name);
+  return found != sources_.end() && this->name(*found) == name;
+}
+
+// As stored, but for transposed ones.
+Tensor ShardFiles::tensor(const Source& s) const {
+  const Tensor t = opened(s.file).tensor(std::string(stored(s)));
+  return is_transposed(s) ? t.transpose(0, 1).contiguous() : t;
+}
+
+std::vector<ShardFiles::Source>::const_iterator ShardFiles::first_of(
+    const std::string& name) const {
+  return std::lower_bound(
+      sources_.begin(), sources_.end(), name,
+      [this](const Source& s, const std::string& n) { return this->name(s) < n; });
 }
 
 std::span<const ShardFiles::Source> ShardFiles::sources(const std::string& name) const {
-  const auto first =
-      std::lower_bound(sources_.begin(), sources_.end(), name,
-                       [this](const Source& s, const std::string& n) { return this->name(s) < n; });
+  const auto first = first_of(name);
   auto last = first;
   while (last != sources_.end() && this->name(*last) == name) ++last;
   check_system(first != last, "checkpoint: there is no tensor '{}'", name);
@@ -282,7 +320,8 @@ std::span<const ShardFiles::Source> ShardFiles::sources(const std::string& name)
 
 Shape ShardFiles::shape(const std::string& name) const { return whole_shape(sources(name)[0]); }
 DType ShardFiles::dtype(const std::string& name) const {
-  return files_[sources(name)[0].file].dtype(name);
+  const Source& first = sources(name)[0];
+  return files_[first.file].dtype(std::string(stored(first)));
 }
 
 void ShardFiles::read_into(const std::string& name, const ShardSlice& slice,
@@ -296,8 +335,9 @@ void ShardFiles::read_into(const std::string& name, const ShardSlice& slice,
   for (const Source& s : found) {
     if (!same(this->slice(s), slice)) continue;
     const io::SafetensorsFile& file = opened(s.file);
-    if (file.shape(name) == out.shape()) return file.read_into(name, out);
-    out.copy_(file.tensor(name).view(out.shape()));
+    const std::string own(stored(s));
+    if (!is_transposed(s) && file.shape(own) == out.shape()) return file.read_into(own, out);
+    out.copy_(tensor(s).view(out.shape()));
     return;
   }
   const bool in_place = out.device().is_cpu() && out.is_contiguous() && out.dtype() == dtype(name);
@@ -343,9 +383,20 @@ std::vector<ShardFiles::Run> ShardFiles::read_from(const Source& s, const std::v
     }
   }
   if (pieces.empty()) return rest;
-  const io::SafetensorsFile& file = opened(s.file);
-  const std::string name(this->name(s));
   const auto width = static_cast<std::int64_t>(size_of(out.dtype()));
+  const auto copy = [&](const Piece& piece, const Tensor& from, std::int64_t begin) {
+    std::memcpy(static_cast<char*>(out.raw()) + piece.to * width,
+                static_cast<const char*>(from.raw()) + (piece.from - begin) * width,
+                static_cast<std::size_t>(piece.count * width));
+  };
+  if (is_transposed(s)) {
+    const Tensor all = tensor(s);
+    for (const Piece& piece : pieces) copy(piece, all, 0);
+    out.bump_version();
+    return rest;
+  }
+  const io::SafetensorsFile& file = opened(s.file);
+  const std::string name(stored(s));
   for (std::size_t i = 0; i < pieces.size();) {
     std::size_t last = i;
     std::int64_t end = pieces[i].from + pieces[i].count;
@@ -359,11 +410,7 @@ std::vector<ShardFiles::Run> ShardFiles::read_from(const Source& s, const std::v
     } else {
       const Tensor read = Tensor::empty({end - pieces[i].from}, out.dtype());
       file.read_elements(name, pieces[i].from, read);
-      for (std::size_t j = i; j <= last; ++j)
-        std::memcpy(
-            static_cast<char*>(out.raw()) + pieces[j].to * width,
-            static_cast<const char*>(read.raw()) + (pieces[j].from - pieces[i].from) * width,
-            static_cast<std::size_t>(pieces[j].count * width));
+      for (std::size_t j = i; j <= last; ++j) copy(pieces[j], read, pieces[i].from);
       out.bump_version();
     }
     i = last + 1;
@@ -391,7 +438,8 @@ void ShardFiles::check_complete(const std::string& name, std::span<const Source>
 
 Tensor ShardFiles::whole(const std::string& name) const {
   const std::span<const Source> found = sources(name);
-  if (found.size() == 1 && is_whole(slice(found[0]))) return opened(found[0].file).tensor(name);
+  if (found.size() == 1 && is_whole(slice(found[0])))
+    return tensor(found[0]).view(whole_shape(found[0]));
   check_complete(name, found);  // before allocating
   const Tensor out = Tensor::empty(whole_shape(found[0]), dtype(name));
   read_into(name, ShardSlice::of(out.shape()), out);

@@ -33,6 +33,16 @@ struct SlicedTensor {
 };
 using SlicedTensors = std::map<std::string, SlicedTensor>;
 
+/// The place of a tensor that a file has under another name, as a part of a larger one, or as (in,
+/// out) where the whole is (out, in).
+struct Renamed {
+  std::string name;
+  ShardSlice slice;  ///< one range of elements, or, transposed, the whole
+  bool transposed = false;
+};
+/// By the name in the file; tensors that are not listed are left out.
+using Renames = std::map<std::string, Renamed, std::less<>>;
+
 /// The same before the values are read.
 struct SliceSource {
   TensorSource values;
@@ -57,6 +67,10 @@ class ShardFiles {
   /// Reads headers only; time and memory grow with these. Throws Error that names a damaged file,
   /// or two files that disagree about a tensor.
   explicit ShardFiles(const std::vector<std::string>& paths);
+  /// Reads files of another program. Of a tensor that it stores in parts, only those that a slice
+  /// needs are read, and of these only the elements that it needs; transposed ones are read whole.
+  /// Throws Error, too, when a listed tensor has not as many elements as its slice.
+  ShardFiles(const std::vector<std::string>& paths, const Renames& renames);
   /// The same on every rank of the world, which call it together: rank 0 reads the headers, and the
   /// others open only the files whose data they need.
   ShardFiles(World& world, const std::vector<std::string>& paths);
@@ -88,17 +102,29 @@ class ShardFiles {
   // of thousands of tensors.
   struct Source {
     std::uint32_t file, tensor;
-    std::uint32_t slice;  // kWhole or an index into slices_
+    std::uint32_t slice;             // kWhole or an index into slices_
+    std::uint32_t renamed = kWhole;  // kWhole or an index into renamed_
   };
   static constexpr std::uint32_t kWhole = UINT32_MAX;
 
   void add_file(const std::string& path, io::SafetensorsIndex index);
+  void add_renamed(const std::string& path, io::SafetensorsIndex index, const Renames& renames);
   void sort_sources();
   /// Opens the file for a read; closes the one that was opened longest ago if too many are.
   const io::SafetensorsFile& opened(std::uint32_t file) const;
-  std::string_view name(const Source& s) const { return files_[s.file].name(s.tensor); }
+  std::string_view name(const Source& s) const {
+    return s.renamed == kWhole ? stored(s) : renamed_[s.renamed].name;
+  }
+  /// Its name in the file.
+  std::string_view stored(const Source& s) const { return files_[s.file].name(s.tensor); }
+  Tensor tensor(const Source& s) const;
+  bool is_transposed(const Source& s) const {
+    return s.renamed != kWhole && renamed_[s.renamed].transposed;
+  }
   Shape whole_shape(const Source& s) const;
   ShardSlice slice(const Source& s) const;
+  /// The first source of a tensor, if it has any.
+  std::vector<Source>::const_iterator first_of(const std::string& name) const;
   /// All sources of a tensor. Throws Error when there is none.
   std::span<const Source> sources(const std::string& name) const;
   /// Elements that are consecutive in the whole tensor and in a slice.
@@ -115,6 +141,11 @@ class ShardFiles {
   std::vector<io::SafetensorsFile> files_;
   mutable std::deque<std::uint32_t> open_;  // files that may be open, oldest first
   std::deque<ShardSlice> slices_;
+  struct Alias {
+    std::string name;
+    bool transposed;
+  };
+  std::deque<Alias> renamed_;
   std::vector<Source> sources_;  // sorted by name, then by file
 };
 

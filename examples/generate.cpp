@@ -9,9 +9,9 @@
 #include "weft/core/error.h"
 #include "weft/core/parallel.h"
 #include "weft/core/random.h"
-#include "weft/distributed/shard_files.h"
 #include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/gpt_task.h"
+#include "weft/examples/common/model_folder.h"
 #include "weft/examples/common/text_tokenizer.h"
 #include "weft/io/checkpoint.h"
 #include "weft/io/json.h"
@@ -50,9 +50,9 @@ void check_values(const Options& o) {
 }
 
 io::Checkpoint checkpoint_of(const Options& o) {
-  check(o.model.empty(),
-        "--model: importing a Hugging Face folder does not exist yet; remove the flag");
-  check(!o.checkpoint.empty(), "--checkpoint: name the --out folder of a run, or a step folder");
+  check(!o.checkpoint.empty(),
+        "--checkpoint: name the --out folder of a run, or a step folder; or a Hugging Face folder "
+        "with --model");
   if (io::exists(o.checkpoint + "/state.json")) return io::open_checkpoint(o.checkpoint);
   const std::optional<io::Checkpoint> found = io::find_checkpoint(o.checkpoint);
   check(found.has_value(), "--checkpoint: no checkpoint in '{}'", o.checkpoint);
@@ -65,8 +65,17 @@ struct Found {
   examples::TextTokenizer text;
 };
 
-// The model in the checkpoint, once its files are known to hold all its tensors.
+Found find_hf(const Options& o) {
+  examples::ModelFolder m = examples::open_hf_model(o.model);
+  return {m.config, std::move(m.files),
+          o.tokenizer.empty() ? std::move(m.text) : examples::open_text_tokenizer(o.tokenizer)};
+}
+
+// The model in the folder, once its files are known to hold all its tensors.
 Found find(const Options& o) {
+  check(o.model.empty() || o.checkpoint.empty(),
+        "--model: names a Hugging Face folder in place of --checkpoint; give one of them");
+  if (!o.model.empty()) return find_hf(o);
   const io::Checkpoint found = checkpoint_of(o);
   const io::Json state = io::Json::parse(found.state(), found.folder + "/state.json");
   Found all{examples::config_from_json(state.at("model")),
@@ -99,13 +108,14 @@ Tensor to_ids(std::span<const std::int32_t> tokens) {
 std::string to_toml(const Options& o) {
   using train::toml_value;
   return message(
-      "checkpoint = {}\ntokenizer = {}\nexport = {}\nprompt = {}\ntokens = {}\ntemperature = "
+      "checkpoint = {}\nmodel = {}\ntokenizer = {}\nexport = {}\nprompt = {}\ntokens = "
+      "{}\ntemperature = "
       "{}\ntopk = {}\ntopp = "
       "{}\n"
       "seed = {}\nthreads = {}\nspeculative = {}\n",
-      toml_value(o.checkpoint), toml_value(o.tokenizer), toml_value(o.export_to),
-      toml_value(o.prompt), o.tokens, o.temperature, o.top_k, o.top_p, o.seed, o.threads,
-      toml_value(o.speculative));
+      toml_value(o.checkpoint), toml_value(o.model), toml_value(o.tokenizer),
+      toml_value(o.export_to), toml_value(o.prompt), o.tokens, o.temperature, o.top_k, o.top_p,
+      o.seed, o.threads, toml_value(o.speculative));
 }
 
 nn::SamplingOptions sampling(const Options& o, const tokenizer::Tokenizer& t) {
@@ -165,8 +175,7 @@ nn::Speculator::Stats several_a_pass(nn::Speculator& speculator,
 
 void generate(const Options& o) {
   if (!o.export_to.empty()) {
-    io::save_safetensors(o.export_to,
-                         distributed::ShardFiles(checkpoint_of(o).shards("model")).state_dict());
+    io::save_safetensors(o.export_to, find(o).files.state_dict());
     std::printf("wrote %s\n", o.export_to.c_str());
     return;
   }
@@ -227,7 +236,7 @@ int main(int argc, char** argv) try {
   line.add("--checkpoint", o.checkpoint, "folder of a run (--out of train_gpt) or of a step");
   line.add("--tokenizer", o.tokenizer,
            "bytes, or the file or folder of a tokenizer; empty: the one in the checkpoint");
-  line.add("--model", o.model, "Hugging Face folder", "Reserved");
+  line.add("--model", o.model, "Hugging Face folder, in place of --checkpoint");
   line.add("--export", o.export_to, "write the whole model to this .safetensors file, and stop");
   line.add("--prompt", o.prompt, "text to go on from");
   line.add("--tokens", o.tokens, "tokens to add");

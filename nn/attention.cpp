@@ -12,21 +12,25 @@
 namespace weft::nn {
 namespace {
 
-std::int64_t packed_rows(std::int64_t dim, std::int64_t heads, std::int64_t kv_heads) {
-  check(heads > 0 && dim % heads == 0, "attention: dim {} must be a multiple of heads {}", dim,
-        heads);
+std::int64_t width_of_head(std::int64_t dim, std::int64_t heads, std::int64_t given) {
+  check(heads > 0 && (given > 0 || (given == 0 && dim % heads == 0)),
+        "attention: dim {} must be a multiple of heads {}", dim, heads);
+  return given ? given : dim / heads;
+}
+
+std::int64_t packed_rows(std::int64_t head_dim, std::int64_t heads, std::int64_t kv_heads) {
   check(kv_heads >= 0 && heads % (kv_heads ? kv_heads : heads) == 0,
         "attention: heads {} must be a multiple of kv_heads {}", heads, kv_heads);
-  return (heads + 2 * (kv_heads ? kv_heads : heads)) * (dim / heads);
+  return (heads + 2 * (kv_heads ? kv_heads : heads)) * head_dim;
 }
 
 }  // namespace
 
 Attention::Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& o)
     : options(o),
-      head_dim(heads > 0 ? dim / heads : 0),
-      qkv(dim, packed_rows(dim, heads, o.kv_heads), {.bias = o.bias, .init = o.init}),
-      proj(dim, dim, {.bias = o.bias, .init = o.proj_init}),
+      head_dim(width_of_head(dim, heads, o.head_dim)),
+      qkv(dim, packed_rows(head_dim, heads, o.kv_heads), {.bias = o.bias, .init = o.init}),
+      proj(heads * head_dim, dim, {.bias = o.proj_bias.value_or(o.bias), .init = o.proj_init}),
       drop(o.dropout) {
   check(o.window >= 0, "attention: window must be at least 0, got {}", o.window);
   if (o.qk_norm) {

@@ -9,9 +9,11 @@ namespace weft::nn {
 
 struct AttentionOptions {
   std::int64_t kv_heads = 0;  ///< 0: as many as heads; 1: multi-query; between: grouped-query
-  bool bias = true;
-  bool qk_norm = false;     ///< RMS norm over each head of q and k before the rotation
-  double norm_eps = 1e-5;   ///< of qk_norm
+  std::int64_t head_dim = 0;  ///< elements of a head; 0: dim / heads
+  bool bias = true;           ///< of the projections
+  std::optional<bool> proj_bias = {};  ///< of that of the output; unset: like the others
+  bool qk_norm = false;                ///< RMS norm over each head of q and k before the rotation
+  double norm_eps = 1e-5;              ///< of qk_norm
   std::int64_t window = 0;  ///< a token sees its latest `window` tokens, itself included; 0: all
   double dropout = 0;       ///< on the attention weights
   bool recompute = false;   ///< backward computes attention's output again, see DiscardScope

@@ -24,7 +24,7 @@ Gpt::Gpt(const GptConfig& c)
   if (c.arch == Arch::gpt2)
     positions.emplace(c.seq, c.dim);
   else
-    rotary.emplace(c.seq, mla ? c.mla_options().rope : c.head_dim(), c.rope_theta);
+    rotary.emplace(c.seq, mla ? c.mla_options().rope : c.head_dim(), c.rope_theta, c.rope_scaling);
   blocks.reserve(static_cast<std::size_t>(c.layers));
   for (std::int64_t i = 0; i < c.layers; ++i) blocks.push_back(make_block(c, i));
   if (c.tied())

@@ -74,12 +74,17 @@ void validate_experts(const GptConfig& c) {
 
 void GptConfig::validate() const {
   check_fields("gpt", *this);
-  check(dim % heads == 0, "gpt: dim {} must be a multiple of heads {}", dim, heads);
+  check(head_size > 0 || dim % heads == 0, "gpt: dim {} must be a multiple of heads {}", dim,
+        heads);
   check(heads % kv_head_count() == 0, "gpt: heads {} must be a multiple of kv_heads {}", heads,
         kv_heads);
+  check(arch != Arch::llama || head_size % 2 == 0,
+        "gpt: head_dim must be even for rotary positions, got {}", head_size);
   check(arch != Arch::llama || head_dim() % 2 == 0,
         "gpt: dim / heads must be even for rotary positions, got {} / {} = {}", dim, heads,
         head_dim());
+  check(arch == Arch::llama || rope_scaling.kind == RopeScaling::Kind::none,
+        "gpt: rope_scaling needs arch llama and its rotary positions");
   check(vocab >= 1, "gpt: vocab must be at least 1, got {}", vocab);
   for (std::size_t i = 0; i < pattern.size(); ++i)
     mixer_kind(*this, static_cast<std::int64_t>(i));  // throws on an unknown letter
@@ -96,6 +101,10 @@ void GptConfig::validate() const {
     check(arch == Arch::llama, "gpt: attention mla needs arch llama and its rotary positions");
     check(kv_heads == 0, "gpt: attention mla has no kv_heads, got {}", kv_heads);
     check(!qk_norm, "gpt: attention mla has norms of its own and takes no qk_norm");
+    check(head_size == 0 && attn_bias == AttentionBias::automatic,
+          "gpt: attention mla has sizes of its own and no biases, and takes no head_dim and no "
+          "attn_bias");
+    check(rope_scaling.kind == RopeScaling::Kind::none, "gpt: attention mla takes no rope_scaling");
     check(m.rope >= 2 && m.rope % 2 == 0, "gpt: qk_rope must be even and at least 2, got {}",
           m.rope);
   } else {
@@ -151,10 +160,13 @@ GptConfig GptConfig::resolved() const {
   GptConfig c = *this;
   c.ffn = ffn_dim();
   c.tie = tied();
-  if (attention == AttentionKind::mla)
+  if (attention == AttentionKind::mla) {
     c.mla = mla_options();
-  else
+  } else {
     c.kv_heads = kv_head_count();
+    c.head_size = head_dim();
+    c.attn_bias = biases();
+  }
   if (has_delta()) c.delta = delta_options();
   if (moe.experts > 0) {
     c.moe.ffn = expert_ffn_dim();

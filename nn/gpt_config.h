@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "weft/autograd/mlp.h"
+#include "weft/autograd/rope.h"
 #include "weft/core/fields.h"
 #include "weft/nn/gated_delta_net.h"
 #include "weft/nn/mla.h"
@@ -22,6 +23,21 @@ enum class AttentionKind : std::uint8_t { mha, mla };
 inline constexpr Word<AttentionKind> kAttentionWords[] = {{"mha", AttentionKind::mha},
                                                           {"mla", AttentionKind::mla}};
 
+/// Which projections of attention have a bias; automatic: all for gpt2, none for llama.
+enum class AttentionBias : std::uint8_t { automatic, none, qkv, all };
+inline constexpr Word<AttentionBias> kAttentionBiasWords[] = {{"auto", AttentionBias::automatic},
+                                                              {"none", AttentionBias::none},
+                                                              {"qkv", AttentionBias::qkv},
+                                                              {"all", AttentionBias::all}};
+
+inline constexpr Word<Gelu> kGeluWords[] = {{"tanh", Gelu::tanh}, {"erf", Gelu::erf}};
+
+inline constexpr Word<RopeScaling::Kind> kRopeScalingWords[] = {
+    {"none", RopeScaling::Kind::none},
+    {"linear", RopeScaling::Kind::linear},
+    {"llama3", RopeScaling::Kind::llama3},
+    {"yarn", RopeScaling::Kind::yarn}};
+
 /// The configuration of a Gpt. fields() declares each field's name, help text, range and origin. A
 /// size of 0 is derived from the others.
 struct GptConfig {
@@ -30,7 +46,10 @@ struct GptConfig {
   std::int64_t seq = 256;
   std::int64_t vocab = 256;
   double dropout = 0;
+  std::int64_t head_size = 0;  ///< elements of a head
+  AttentionBias attn_bias = AttentionBias::automatic;
   double rope_theta = 10000;
+  RopeScaling rope_scaling = {};
   double norm_eps = 1e-5;
   bool qk_norm = false;
   std::optional<bool> tie = {};  ///< unset: gpt2 yes, llama no
@@ -61,7 +80,11 @@ struct GptConfig {
   /// The same configuration with every size filled in.
   GptConfig resolved() const;
   std::int64_t kv_head_count() const { return kv_heads ? kv_heads : heads; }
-  std::int64_t head_dim() const { return dim / heads; }
+  std::int64_t head_dim() const { return head_size ? head_size : dim / heads; }
+  AttentionBias biases() const {
+    if (attn_bias != AttentionBias::automatic) return attn_bias;
+    return arch == Arch::gpt2 ? AttentionBias::all : AttentionBias::none;
+  }
   std::int64_t ffn_dim() const;
   std::int64_t expert_ffn_dim() const { return moe.ffn ? moe.ffn : ffn_dim(); }
   bool has_experts(std::int64_t block) const;
@@ -109,6 +132,37 @@ void GptConfig::fields(V& v) {
   v("qk-norm", qk_norm, "RMSNorm on queries and keys", any().of_first_model());
   v("norm-eps", norm_eps, "added to the mean square of a norm", at_least(0).of_first_model());
   v("rope-theta", rope_theta, "base of the rotary frequencies (llama)", above(0).of_first_model());
+  v("rope-scaling", rope_scaling.kind, kRopeScalingWords,
+    "how rotary frequencies change for sequences longer than those of a first training",
+    any().of_model());
+  using Scaling = RopeScaling::Kind;
+  const Scaling scaling = rope_scaling.kind;
+  const bool bends = scaling == Scaling::llama3 || scaling == Scaling::yarn;
+  const auto for_yarn = [&](const Rule& rule) {
+    return rule.needs(scaling == Scaling::yarn, "rope-scaling yarn").of_model();
+  };
+  v("rope-factor", rope_scaling.factor, "what frequencies are divided by",
+    above(0).needs(scaling != Scaling::none, "rope-scaling, got none").of_model());
+  v("rope-original", rope_scaling.original, "llama3, yarn: tokens of the sequences before",
+    between(bends ? 1 : 0, kMostSize).needs(bends, "rope-scaling llama3 or yarn").of_model());
+  const auto for_llama3 = [&](const Rule& rule) {
+    return rule.needs(scaling == Scaling::llama3, "rope-scaling llama3").of_model();
+  };
+  v("rope-low", rope_scaling.low, "llama3: fewer turns in --rope-original are divided",
+    for_llama3(above(0)));
+  v("rope-high", rope_scaling.high, "llama3: more turns are kept",
+    for_llama3(scaling == Scaling::llama3 ? above(rope_scaling.low) : any()));
+  v("rope-beta-fast", rope_scaling.beta_fast, "yarn: more turns in --rope-original are kept",
+    for_yarn(scaling == Scaling::yarn ? above(rope_scaling.beta_slow) : any()));
+  v("rope-beta-slow", rope_scaling.beta_slow, "yarn: fewer turns are divided", for_yarn(above(0)));
+  v("rope-attention", rope_scaling.attention,
+    "yarn: factor of cos and sin; 0: 0.1 ln(rope-factor) + 1", for_yarn(at_least(0)));
+  v("head-dim", head_size, "elements of a head; 0: dim / heads", size.of_model());
+  v("attn-bias", attn_bias, kAttentionBiasWords,
+    "biases of attention: of the projections to queries, keys and values, of these and the output; "
+    "auto: gpt2 all, llama none",
+    any().of_model());
+  v("gelu", gelu, kGeluWords, "gpt2: the form of GELU", any().of_model());
   v("window", window, "keys a query sees, itself included; 0: all before it",
     at_least(0).of_first_model());
   v("attention", attention, kAttentionWords,

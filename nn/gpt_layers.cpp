@@ -23,7 +23,9 @@ Child<Mixer> make_attention(const GptConfig& c, const Init& proj) {
   }
   return Attention(c.dim, c.heads,
                    AttentionOptions{.kv_heads = c.kv_heads,
-                                    .bias = c.arch == Arch::gpt2,
+                                    .head_dim = c.head_dim(),
+                                    .bias = c.biases() >= AttentionBias::qkv,
+                                    .proj_bias = c.biases() == AttentionBias::all,
                                     .qk_norm = c.qk_norm,
                                     .norm_eps = c.norm_eps,
                                     .window = c.window,

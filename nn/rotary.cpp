@@ -1,11 +1,12 @@
 #include "weft/nn/rotary.h"
 
-#include "weft/autograd/rope.h"
 #include "weft/core/error.h"
 
 namespace weft::nn {
 
-RotaryTable::RotaryTable(std::int64_t seq, std::int64_t head_dim, double theta) : theta(theta) {
+RotaryTable::RotaryTable(std::int64_t seq, std::int64_t head_dim, double theta,
+                         const RopeScaling& scaling)
+    : theta(theta), scaling(scaling) {
   check(seq > 0, "rotary: seq must be at least 1, got {}", seq);
   check(head_dim > 0 && head_dim % 2 == 0, "rotary: head_dim must be even, got {}", head_dim);
   check(theta > 0, "rotary: theta must be above 0, got {}", theta);
@@ -26,7 +27,7 @@ std::string RotaryTable::describe() const {
 
 void RotaryTable::fill_tables() {
   if (cos.is_meta()) return;
-  const RopeTables angles = rope_tables(cos.dim(0), 2 * cos.dim(1), theta, cos.dtype());
+  const RopeTables angles = rope_tables(cos.dim(0), 2 * cos.dim(1), theta, cos.dtype(), scaling);
   cos.copy_(angles.cos);
   sin.copy_(angles.sin);
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include "weft/autograd/rope.h"
 #include "weft/nn/module.h"
 
 namespace weft::nn {
@@ -7,9 +8,11 @@ namespace weft::nn {
 /// Source: Su et al. 2021, arXiv:2104.09864.
 struct RotaryTable : Module {
   double theta;
+  RopeScaling scaling;
   Tensor cos, sin;  // (seq, head_dim / 2), f64 for an f64 model, else f32
 
-  RotaryTable(std::int64_t seq, std::int64_t head_dim, double theta);
+  RotaryTable(std::int64_t seq, std::int64_t head_dim, double theta,
+              const RopeScaling& scaling = {});
   void visit(Visitor& v) override;
   std::string describe() const override;
   void fill_tables() override;

@@ -134,6 +134,17 @@ FAULTS = [
     ("user_text_names_added_tokens", "tokenizer/bpe.cpp", "all_(o.added_tokens ? 1 : 0)", "all_(1)", "tokenizer"),
     ("remembered_by_length", "tokenizer/bpe.cpp", "r.text == piece", "r.text.size() == piece.size()", "tokenizer"),
     ("token_that_is_not_allowed", "nn/sampling.cpp", "if (o.allows && ", "if (false && ", "sampling"),
+    # Hugging Face folders.
+    ("hf_scaling_not_applied", "autograd/rope.cpp", "share == 0 ? frequency : frequency * (share / s.factor + 1 - share)",
+     "frequency", "hf"),
+    ("hf_rope_not_applied", "nn/attention.cpp", "if (rotary)\n      packed = rope_packed(", "if (false)\n      packed = rope_packed(",
+     "hf"),
+    ("hf_not_transposed", "distributed/shard_files.cpp", "return t.transpose(0, 1).contiguous();",
+     "return t.contiguous();", "hf"),
+    ("hf_up_before_gate", "nn/hf_decoder.cpp",
+     '{{theirs + "gate_proj.weight", {ffn, dim}}, {theirs + "up_proj.weight", {ffn, dim}}}',
+     '{{theirs + "up_proj.weight", {ffn, dim}}, {theirs + "gate_proj.weight", {ffn, dim}}}', "hf"),
+    ("hf_chosen_experts_not_normalised", "nn/hf_moe.cpp", "!h.flag(\"norm_topk_prob\", false)", "true", "hf"),
     # CUDA kernels.
     ("gpu_softmax_grad_zero", "cuda/softmax.cu", "y * (dy - total);", "R(0);", "emulated_softmax"),
     ("gpu_attention_copy_too_early", "cuda/attention_dq.cu",

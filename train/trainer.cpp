@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "weft/core/error.h"
+#include "weft/distributed/hf_folder.h"
 #include "weft/io/file.h"
 #include "weft/io/plot.h"
 #include "weft/train/agreement.h"
@@ -97,7 +98,7 @@ void Trainer::restore() {
     saved_step_ = state_.step;
     loader_->set_state(state_.loader);
   } else if (!options_.run.weights.empty()) {
-    step_.load_weights(distributed::ShardFiles({options_.run.weights}));
+    step_.load_weights(distributed::open_weights(options_.run.weights));
   }
   log_.open(folder_.metrics(), options_.run.resume, state_.step);
   if (options_.run.resume && ranks_.is_first()) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "weft/core/error.h"
+#include "weft/examples/common/model_folder.h"
 #include "weft/train/flags.h"
 
 namespace weft::examples {
@@ -63,14 +64,22 @@ void apply_preset(const std::string& name, GptOptions& o) {
   check(false, "--preset: must be one of {}, got '{}'", preset_names(), name);
 }
 
-// A preset sets defaults, so it must be applied before the other flags are read.
-std::string preset_of(const std::vector<std::string>& args) {
-  std::string name;
+// --preset and --init set defaults, so they must be applied before the other flags are read.
+std::string early(const std::string& flag, const std::vector<std::string>& args) {
+  std::string value;
   for (std::size_t i = 0; i < args.size(); ++i) {
-    if (args[i] == "--preset" && i + 1 < args.size()) name = args[i + 1];
-    if (args[i].rfind("--preset=", 0) == 0) name = args[i].substr(9);
+    if (args[i] == flag && i + 1 < args.size()) value = args[i + 1];
+    if (args[i].starts_with(flag + "=")) value = args[i].substr(flag.size() + 1);
   }
-  return name;
+  return value;
+}
+
+// The model, its tokenizer and its weights; other flags may still change what they do not fix.
+void apply_init(const std::string& folder, GptOptions& o) {
+  const ModelFolder found = open_model_folder(folder);
+  o.model = found.config;
+  o.run.weights = folder;
+  if (!found.text.is_bytes()) o.data.tokenizer = found.tokenizer;
 }
 
 nn::Balance scope_of(Aux aux) {
@@ -175,7 +184,12 @@ GptOptions moe_defaults() {
 
 bool parse(GptOptions& o, int argc, char** argv, const ProgramLine& program) {
   train::Arguments args = train::expand_config(argc, argv, {.out = o.out, .whole = "--data"});
-  if (const std::string preset = preset_of(args.words); !preset.empty()) {
+  if (const std::string init = early("--init", args.words); !init.empty()) {
+    weft::check(!args.resumes,
+                "--init: a resumed run has its weights already, got '{}'; remove the flag", init);
+    apply_init(init, o);
+  }
+  if (const std::string preset = early("--preset", args.words); !preset.empty()) {
     weft::check(!args.resumes,
                 "--preset: a resumed run keeps its settings, got '{}'; remove the flag", preset);
     apply_preset(preset, o);
@@ -197,6 +211,12 @@ bool parse(GptOptions& o, int argc, char** argv, const ProgramLine& program) {
   std::string preset;
   const std::string presets = preset_names() + ": sizes and learning rate to start from";
   line.add("--preset", preset, presets.c_str(), "Run");
+  std::string init;
+  line.add(
+      "--init", init,
+      "folder of a model to go on from: of Hugging Face, or the --out of a run; sets the model, "
+      "its weights and its tokenizer",
+      "Run");
   line.add("--dry-run", o.dry_run, "check everything, print sizes and memory, and stop", "Run");
   if (program.more_flags) program.more_flags(line);
   return train::parse_options(line, o, std::move(args));

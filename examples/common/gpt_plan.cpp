@@ -229,7 +229,8 @@ double closed_block(const GptOptions& o) {
                         : !has(c.recompute, Recompute::gathered) ? 2 * dim
                         : norms                                  ? 0
                                                                  : 2 * dim / tp;
-  const double attention = (has(c.recompute, Recompute::attention) ? 1 : 2) * dim + 2 * kv;
+  const auto heads = static_cast<double>(c.heads * c.head_dim());
+  const double attention = (has(c.recompute, Recompute::attention) ? 1 : 2) * heads + 2 * kv;
   const double hidden =
       (c.arch == nn::Arch::llama ? 3 : 2) * ffn - (has(c.recompute, Recompute::mlp) ? ffn : 0);
   return (stream + inputs + (attention + hidden) / tp) * width;

@@ -8,6 +8,7 @@
 #include "weft/core/error.h"
 #include "weft/core/parallel.h"
 #include "weft/core/peak_flops.h"
+#include "weft/distributed/hf_folder.h"
 #include "weft/distributed/launcher.h"
 #include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/gpt_data.h"
@@ -115,7 +116,7 @@ int train_gpt(GptOptions options) {
                               static_cast<double>(options.model.seq * options.model.dim));
   const bool resumes = options.run.resume && io::exists(options.out + "/checkpoints");
   if (!options.run.weights.empty() && !resumes)
-    check_weights(options.gpt(), distributed::ShardFiles({options.run.weights}));
+    check_weights(options.gpt(), distributed::open_weights(options.run.weights));
   const std::int32_t highest = data.check_vocab(options.model.vocab);
   if (!options.dry_run)
     train::check_peak_memory(options, [&] {

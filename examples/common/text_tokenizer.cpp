@@ -37,6 +37,15 @@ TextTokenizer open_text_tokenizer(const std::string& path) {
   }
 }
 
+bool holds_tokenizer(const std::string& folder) {
+  try {
+    tokenizer::file_of(folder);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 TextTokenizer open_text_tokenizer(const io::Checkpoint& checkpoint, const io::Json& state) {
   const io::Json* const name = state.find("tokenizer");
   if (!name || name->as_string() == "bytes") return bytes_tokenizer();

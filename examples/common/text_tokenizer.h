@@ -22,6 +22,8 @@ struct TextTokenizer {
 /// --tokenizer: "bytes", a file or a folder.
 /// Throws Error (Fault::user) if there is none, or it cannot be used.
 TextTokenizer open_text_tokenizer(const std::string& path);
+/// Whether a folder holds a tokenizer that open_text_tokenizer() can read.
+bool holds_tokenizer(const std::string& folder);
 /// The tokenizer that a checkpoint carries; that of bytes for older ones.
 TextTokenizer open_text_tokenizer(const io::Checkpoint& checkpoint, const io::Json& state);
 

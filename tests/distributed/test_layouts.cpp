@@ -63,11 +63,18 @@ GptConfig experts(Arch arch, bool tied, RouterScore score, By by, std::int64_t k
   return c;
 }
 
+// As Qwen: heads wider than dim / heads, biases of queries, keys and values only.
+GptConfig wide_heads(GptConfig c) {
+  c.head_size = 6;
+  c.attn_bias = nn::AttentionBias::qkv;
+  return c;
+}
+
 const std::vector<Model>& dense_models() {
   static const std::vector<Model> models{
       {"gpt2, tied, mtp", dense(Arch::gpt2, true, 4, 1)},
       {"gpt2, untied", dense(Arch::gpt2, false)},
-      {"llama, tied", dense(Arch::llama, true)},
+      {"llama, tied, wide heads", wide_heads(dense(Arch::llama, true))},
       {"llama, untied, two key heads, mtp", dense(Arch::llama, false, 2, 1)},
       {"llama, delta net and latent attention, mtp", hybrid(dense(Arch::llama, false, 4, 1))}};
   return models;

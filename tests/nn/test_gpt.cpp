@@ -252,6 +252,11 @@ TEST_CASE("gpt: gradients agree with finite differences") {
                 .ffn = 6,
                 .seq = 4,
                 .vocab = 5};
+    if (arch == Arch::llama) {
+      c.head_size = 4;
+      c.attn_bias = AttentionBias::qkv;
+      c.rope_scaling = {.kind = RopeScaling::Kind::yarn, .factor = 2, .original = 3};
+    }
     Gpt model = make(c);
     const Tensor ids = Tensor::of({1, 4, 0, 3}, {1, 4}, DType::i32);
     const Tensor targets = Tensor::of({4, 0, -100, 2}, {1, 4}, DType::i32);

@@ -1,0 +1,225 @@
+#include "weft/distributed/hf_folder.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <set>
+
+#include "weft/autograd/view.h"
+#include "weft/core/error.h"
+#include "weft/io/checkpoint.h"
+#include "weft/io/file.h"
+
+namespace weft::distributed {
+namespace {
+
+constexpr const char* kConfig = "/config.json";
+constexpr const char* kSingle = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr std::int64_t kMostJson = std::int64_t{64} << 20;
+
+io::Json read_json(const std::string& path) {
+  const std::int64_t bytes = io::file_size(path);
+  check(bytes <= kMostJson, "'{}': must have at most {} bytes, got {}", path, kMostJson, bytes);
+  return io::Json::parse(io::read_file(path), "'" + path + "'");
+}
+
+// The paths of the files that the index names, or of the only one.
+std::vector<std::string> files_of(const std::string& folder) {
+  const std::string index = folder + "/" + kIndex, single = folder + "/" + kSingle;
+  if (!io::exists(index)) {
+    check(io::exists(single),
+          "'{}': holds neither {} nor {}; weights in .bin and .pt files are programs in pickle, "
+          "which are never run: save them with safe_serialization=True",
+          folder, kSingle, kIndex);
+    return {single};
+  }
+  const io::Json json = read_json(index);
+  const io::Json* const map = json.find("weight_map");
+  check(map && map->is_object() && !map->members().empty(),
+        "'{}': must have a weight_map of names and files", index);
+  std::set<std::string> names;
+  for (const io::JsonMember& m : map->members()) {
+    check(m.value.is_string(), "'{}': the file of {} must be a string", index, m.key);
+    const std::string& name = m.value.as_string();
+    check(!name.empty() && name.find('/') == name.npos && name.find("..") == name.npos,
+          "'{}': files must be in the folder, got {}", index, io::json_quote(name));
+    names.insert(name);
+  }
+  std::vector<std::string> paths;
+  for (const std::string& name : names) {
+    paths.push_back(folder + "/" + name);
+    check(io::exists(paths.back()), "'{}': the shard {} is missing", folder, name);
+  }
+  return paths;
+}
+
+// "layers.12.x" for "layers.*.x".
+bool matches(std::string_view name, std::string_view pattern) {
+  const std::size_t star = pattern.find('*');
+  if (star == pattern.npos) return name == pattern;
+  const std::string_view head = pattern.substr(0, star), tail = pattern.substr(star + 1);
+  if (name.size() < head.size() + tail.size()) return false;
+  const std::string_view number = name.substr(head.size(), name.size() - head.size() - tail.size());
+  return name.starts_with(head) && name.ends_with(tail) &&
+         number.find_first_not_of("0123456789") == number.npos;
+}
+
+// The name in the family's table of a tensor in a file; empty: ignored.
+std::string listed_name(const nn::HfFamily& family, const std::string& stored,
+                        const std::set<std::string, std::less<>>& listed) {
+  if (listed.contains(stored)) return stored;
+  if (listed.contains(family.prefix + stored)) return family.prefix + stored;
+  std::string_view bare = stored;
+  if (bare.starts_with(family.prefix)) bare.remove_prefix(std::string_view(family.prefix).size());
+  // The class replaces the head of a model with tied weights by the embedding.
+  const bool ignored = bare == "lm_head.weight" ||
+                       std::any_of(family.ignored.begin(), family.ignored.end(),
+                                   [&](const std::string& p) { return matches(bare, p); });
+  check(ignored, "tensor {} is not one of a {} with this config.json", io::json_quote(stored),
+        family.type);
+  return {};
+}
+
+// By the names in the files, after every tensor and its shape has been checked.
+Renames renames_of(const nn::HfFamily& family, const std::vector<nn::HfTensor>& table,
+                   const std::vector<std::string>& paths) {
+  std::map<std::string, const nn::HfTensor*, std::less<>> by_name;
+  std::set<std::string, std::less<>> listed;
+  for (const nn::HfTensor& t : table) {
+    by_name[t.name] = &t;
+    listed.insert(t.name);
+  }
+  Renames renames;
+  std::set<std::string> found;
+  for (const std::string& path : paths) {
+    const io::SafetensorsFile file =
+        io::SafetensorsFile::of_index(path, io::SafetensorsFile::read_index(path));
+    for (const std::string& stored : file.names()) {
+      const std::string name = listed_name(family, stored, listed);
+      if (name.empty()) continue;
+      check(found.insert(name).second, "'{}': tensor {} is in two files", path,
+            io::json_quote(name));
+      const nn::HfTensor& t = *by_name[name];
+      check(file.shape(stored) == t.shape, "'{}': tensor {} must have shape {}, got {}", path,
+            io::json_quote(stored), t.shape, file.shape(stored));
+      check(is_floating(file.dtype(stored)) && size_of(file.dtype(stored)) > 1,
+            "'{}': tensor {} must be of f32, f64, bf16 or f16, got {}", path,
+            io::json_quote(stored), file.dtype(stored));
+      renames[stored] = {
+          t.parameter, {{t.whole, {}}, t.first, t.first + t.shape.numel()}, t.transposed};
+    }
+  }
+  for (const nn::HfTensor& t : table)
+    check(found.contains(t.name), "'{}': tensor {} is missing", paths[0], io::json_quote(t.name));
+  return renames;
+}
+
+HfFolder open_checked(const std::string& path) {
+  const io::Json json = read_json(path + kConfig);
+  check(json.is_object(), "'{}{}': must be a JSON object", path, kConfig);
+  const nn::HfFamily& family = nn::hf_family(json);
+  nn::GptConfig config = nn::read_hf_config(family, json);
+  const std::vector<std::string> paths = files_of(path);
+  // First by count: a table of the sizes that a file claims could be larger than the memory.
+  double values = 0;
+  for (const std::string& file : paths)
+    values += static_cast<double>(io::file_size(file)) / 2;  // two bytes or more each
+  check(static_cast<double>(config.parameter_count()) <= values,
+        "'{}': config.json describes {} parameters, the files hold {} at most", path,
+        config.parameter_count(), values);
+  return {&family, config, ShardFiles(paths, renames_of(family, family.tensors(config), paths))};
+}
+
+const char* torch_word(DType t) {
+  return t == DType::bf16  ? "bfloat16"
+         : t == DType::f16 ? "float16"
+         : t == DType::f64 ? "float64"
+                           : "float32";
+}
+
+Tensor read_part(const ShardFiles& files, const nn::HfTensor& t) {
+  const Tensor out = Tensor::empty({t.shape.numel()}, files.dtype(t.parameter));
+  files.read_into(t.parameter, {{t.whole, {}}, t.first, t.first + t.shape.numel()}, out);
+  if (!t.transposed) return out.view(t.shape);
+  return out.view(t.whole).transpose(0, 1).contiguous();
+}
+
+// How many tensors of the list go into each file.
+std::vector<std::size_t> share_out(const std::vector<nn::HfTensor>& all, const ShardFiles& files,
+                                   std::int64_t most) {
+  std::vector<std::size_t> counts{0};
+  std::int64_t bytes = 0;
+  for (const nn::HfTensor& t : all) {
+    const std::int64_t more =
+        t.shape.numel() * static_cast<std::int64_t>(size_of(files.dtype(t.parameter)));
+    if (counts.back() > 0 && bytes + more > most) {
+      counts.push_back(0);
+      bytes = 0;
+    }
+    ++counts.back();
+    bytes += more;
+  }
+  return counts;
+}
+
+std::string hf_file_name(std::size_t i, std::size_t n) {
+  char text[64];
+  std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", i + 1, n);
+  return n == 1 ? kSingle : text;
+}
+
+}  // namespace
+
+bool is_hf_folder(const std::string& path) { return io::exists(path + kConfig); }
+
+HfFolder open_hf_folder(const std::string& path) {
+  check(is_hf_folder(path), "'{}': is not a Hugging Face folder: it holds no config.json", path);
+  try {
+    return open_checked(path);
+  } catch (const Error& e) {
+    throw Error(e.what(), Fault::user);
+  }
+}
+
+void save_hf_folder(const std::string& path, const nn::GptConfig& config, const ShardFiles& files,
+                    const HfSaveOptions& options) {
+  const nn::HfFamily& family = nn::hf_family_of(config, options.family);
+  const std::vector<nn::HfTensor> all = family.tensors(config.resolved());
+  const std::vector<std::size_t> counts = share_out(all, files, options.file_bytes);
+  io::make_directories(path);
+  io::Json map = io::Json::object();
+  std::int64_t bytes = 0;
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const std::string name = hf_file_name(i, counts.size());
+    StateDict tensors;
+    for (std::size_t k = 0; k < counts[i]; ++k, ++next) {
+      const Tensor t = read_part(files, all[next]);
+      bytes += t.numel() * static_cast<std::int64_t>(size_of(t.dtype()));
+      map.append(all[next].name, name);
+      tensors[all[next].name] = t;
+    }
+    io::save_safetensors(path + "/" + name, tensors, {{"format", "pt"}});
+  }
+  if (counts.size() > 1) {
+    io::Json index = io::Json::object();
+    index.set("metadata", io::Json::object().set("total_size", bytes));
+    index.set("weight_map", std::move(map));
+    io::write_file(path + "/" + kIndex, index.dump());
+  }
+  const char* const dtype = torch_word(files.dtype("embed.weight"));
+  io::write_file(path + kConfig, nn::write_hf_config(family, config, dtype).dump() + "\n");
+}
+
+ShardFiles open_weights(const std::string& path) {
+  if (!io::is_directory(path)) return ShardFiles(std::vector<std::string>{path});
+  if (is_hf_folder(path)) return open_hf_folder(path).files;
+  if (io::exists(path + "/state.json"))
+    return ShardFiles(io::open_checkpoint(path).shards("model"));
+  const std::optional<io::Checkpoint> found = io::find_checkpoint(path);
+  check(found.has_value(), "'{}': is neither a Hugging Face folder nor one of a run", path);
+  return ShardFiles(found->shards("model"));
+}
+
+}  // namespace weft::distributed

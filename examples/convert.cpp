@@ -1,0 +1,105 @@
+// Converts a model between the folders of Hugging Face and of Weft:
+// convert --from Llama-3.2-1B --to runs/llama.
+#include <cstdio>
+#include <filesystem>
+
+#include "weft/core/error.h"
+#include "weft/examples/common/gpt_task.h"
+#include "weft/examples/common/model_folder.h"
+#include "weft/io/checkpoint.h"
+#include "weft/io/file.h"
+#include "weft/nn/fp8.h"
+#include "weft/train/command_line.h"
+#include "weft/train/config_file.h"
+#include "weft/train/launch.h"
+
+namespace {
+
+using namespace weft;
+
+struct Options {
+  std::string from, to, family;
+  std::int64_t file_mb = 5000;
+};
+
+// The files beside the weights that other programs read.
+constexpr const char* kBeside[] = {"generation_config.json",
+                                   "special_tokens_map.json",
+                                   "tokenizer_config.json",
+                                   "tokenizer.json",
+                                   "tokenizer.model",
+                                   "vocab.json",
+                                   "merges.txt",
+                                   "chat_template.jinja"};
+
+void to_hugging_face(const Options& o, const examples::ModelFolder& m) {
+  distributed::save_hf_folder(o.to, m.config, m.files,
+                              {.family = o.family, .file_bytes = o.file_mb * 1'000'000});
+  if (!m.text.is_bytes()) io::write_file(o.to + "/" + m.text.name, m.text.content);
+  if (!distributed::is_hf_folder(o.from)) return;
+  for (const char* name : kBeside)
+    if (const std::string file = o.from + "/" + name; io::exists(file))
+      io::write_file(o.to + "/" + name, io::read_file(file));
+}
+
+// A checkpoint of step 0 without an optimizer: what generate and --init read.
+void to_weft(const Options& o, const examples::ModelFolder& m) {
+  io::Json state = io::Json::object();
+  state.set("tokenizer", m.text.name);
+  state.set("model", examples::config_to_json(m.config));
+  const std::string folder = io::begin_checkpoint(o.to, 0);
+  try {
+    std::vector<io::CheckpointFile> files;
+    const auto save = [&](const char* kind, const StateDict& tensors) {
+      const std::string name = io::shard_name(kind, 0);
+      files.push_back({name, io::save_safetensors(folder + "/" + name, tensors)});
+    };
+    StateDict model = m.files.state_dict();
+    std::erase_if(model, [](const auto& entry) { return nn::is_fp8_state(entry.first); });
+    save("model", model);
+    save("optim", {});
+    if (!m.text.is_bytes())
+      files.push_back({m.text.name, io::write_file(folder + "/" + m.text.name, m.text.content)});
+    io::commit_checkpoint(o.to, 0, files, state.dump());
+  } catch (...) {
+    io::abandon_checkpoint(o.to, 0);
+    throw;
+  }
+}
+
+void convert(const Options& o) {
+  check(!o.from.empty(), "--from: name the folder of a model");
+  check(!o.to.empty(), "--to: name the folder to write");
+  check(!io::exists(o.to) || (io::is_directory(o.to) && io::list_directory(o.to).empty()),
+        "--to: must be a new or an empty folder, got '{}'", o.to);
+  check(o.file_mb >= 1 && o.file_mb <= 1'000'000, "--file-mb: must be in [1, 1000000], got {}",
+        o.file_mb);
+  const bool imports = distributed::is_hf_folder(o.from) && o.family.empty();
+  const examples::ModelFolder m = examples::open_model_folder(o.from);
+  imports ? to_weft(o, m) : to_hugging_face(o, m);
+  std::printf("wrote %s: %lld parameters\n", o.to.c_str(),
+              static_cast<long long>(m.config.parameter_count()));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return train::guarded("convert", [&] {
+    Options o;
+    train::CommandLine line(
+        "Converts a model: of a Hugging Face folder to a checkpoint of Weft, or of a run to a "
+        "Hugging Face folder.",
+        "convert");
+    line.add("--from", o.from, "Hugging Face folder, --out folder of a run, or step folder");
+    line.add("--to", o.to, "new folder to write");
+    line.add("--family", o.family,
+             "write a Hugging Face folder of this model_type, also from another one; empty: the "
+             "first that holds the model");
+    line.add("--file-mb", o.file_mb, "a Hugging Face folder gets files of at most so many MB");
+    std::string config;
+    line.add("--config", config, "TOML file with the same names; a flag wins");
+    if (!line.parse(train::expand_config(argc, argv))) return 0;
+    convert(o);
+    return 0;
+  });
+}

@@ -1,0 +1,160 @@
+#include "weft/core/error.h"
+#include "weft/nn/hf_decoder.h"
+
+namespace weft::nn {
+namespace {
+
+// Mixtral: experts in all layers, softmax over the chosen ones.
+
+GptConfig read_mixtral(const HfConfig& h) {
+  GptConfig c = hf::read_decoder(h, {.kv_heads = 8, .eps = 1e-5, .rope_theta = 1e6});
+  c.attn_bias = AttentionBias::none;
+  c.window = h.size("sliding_window", 0);
+  c.moe.experts = h.size("num_local_experts", 8);
+  c.moe.router.route.topk = h.size("num_experts_per_tok", 2);
+  c.moe.ffn = c.ffn;
+  c.moe.router.jitter = h.number("router_jitter_noise", 0);
+  return c;
+}
+
+void write_mixtral(const GptConfig& c, io::Json& out) {
+  hf::write_decoder(c, out);
+  out.set("intermediate_size", c.expert_ffn_dim());
+  out.set("sliding_window", c.window > 0 ? io::Json(c.window) : io::Json());
+  out.set("num_local_experts", c.moe.experts);
+  out.set("num_experts_per_tok", c.moe.router.route.topk);
+  out.set("router_jitter_noise", c.moe.router.jitter);
+  out.set("router_aux_loss_coef", 0.001);
+  out.set("output_router_logits", false);
+}
+
+std::vector<HfTensor> mixtral_tensors(const GptConfig& c) {
+  hf::Tensors t;
+  hf::add_decoder(c, t);
+  hf::add_experts(c, {"block_sparse_moe.", "w1", "w3", "w2"}, t);
+  return t.take();
+}
+
+// Qwen: MLPs in some layers, a softmax over all experts that may be renormalised over the chosen.
+
+// The layers at the start that have an MLP. Throws Error if others have one.
+std::int64_t dense_layers(const HfConfig& h, std::int64_t layers) {
+  h.only("decoder_sparse_step", 1);
+  if (!h.has("mlp_only_layers")) return 0;
+  const io::Json& list = h.at("mlp_only_layers");
+  check(list.is_array(), "{}: mlp_only_layers must be a list, got {}", h.where(), list.dump());
+  const auto n = static_cast<std::int64_t>(list.items().size());
+  for (std::int64_t i = 0; i < n; ++i)
+    if (list.items()[static_cast<std::size_t>(i)].dump() != std::to_string(i) || n >= layers)
+      h.refuse("mlp_only_layers", "0, 1, ... up to a layer before the last");
+  return n;
+}
+
+void read_experts(const HfConfig& h, GptConfig& c, std::int64_t missing, std::int64_t topk,
+                  std::int64_t width) {
+  c.moe.experts = h.size("num_experts", h.size("num_local_experts", missing));
+  c.moe.router.route.topk = h.size("num_experts_per_tok", topk);
+  c.moe.router.route.pre_softmax = !h.flag("norm_topk_prob", false);
+  c.moe.ffn = h.size("moe_intermediate_size", width);
+  c.dense_layers = dense_layers(h, c.layers);
+  c.window = hf::read_qwen_window(h, c.layers);
+}
+
+void write_experts(const GptConfig& c, io::Json& out) {
+  hf::write_qwen_window(c, out);
+  out.set("num_experts", c.moe.experts);
+  out.set("num_experts_per_tok", c.moe.router.route.topk);
+  out.set("norm_topk_prob", !c.moe.router.route.pre_softmax);
+  out.set("moe_intermediate_size", c.expert_ffn_dim());
+  out.set("decoder_sparse_step", 1);
+  io::Json dense = io::Json::Array();
+  for (std::int64_t i = 0; i < c.dense_layers; ++i) dense.push_back(i);
+  out.set("mlp_only_layers", std::move(dense));
+  out.set("router_aux_loss_coef", 0.001);
+  out.set("output_router_logits", false);
+}
+
+GptConfig read_qwen2_moe(const HfConfig& h) {
+  GptConfig c = hf::read_decoder(h, {.kv_heads = 16});
+  c.head_size = 0;  // the class knows no such key
+  c.attn_bias = h.flag("qkv_bias", true) ? AttentionBias::qkv : AttentionBias::none;
+  read_experts(h, c, 60, 4, 1408);
+  c.moe.shared_ffn = h.size("shared_expert_intermediate_size", 5632);
+  c.moe.shared_gate = c.moe.shared_ffn > 0;
+  return c;
+}
+
+void write_qwen2_moe(const GptConfig& c, io::Json& out) {
+  hf::write_decoder(c, out);
+  write_experts(c, out);
+  out.set("qkv_bias", c.biases() == AttentionBias::qkv);
+  out.set("shared_expert_intermediate_size", c.moe.shared_ffn);
+}
+
+constexpr hf::ExpertNames kQwenNames{"mlp.", "gate_proj", "up_proj", "down_proj"};
+
+std::vector<HfTensor> qwen2_moe_tensors(const GptConfig& c) {
+  hf::Tensors t;
+  hf::add_decoder(c, t);
+  hf::add_experts(c, kQwenNames, t);
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    if (!c.has_experts(i)) continue;
+    const std::string ours = message("blocks.{}.moe.shared.", i),
+                      theirs = message("model.layers.{}.mlp.shared_expert", i);
+    hf::add_mlp(t, ours + "mlp.", theirs + ".", c.moe.shared_ffn, c.dim);
+    t.add(ours + "gate.weight", theirs + "_gate.weight", {1, c.dim});
+  }
+  return t.take();
+}
+
+GptConfig read_qwen3_moe(const HfConfig& h) {
+  GptConfig c = hf::read_decoder(h, {.kv_heads = 4});
+  c.qk_norm = true;
+  c.attn_bias = h.flag("attention_bias", false) ? AttentionBias::all : AttentionBias::none;
+  read_experts(h, c, 128, 8, 768);
+  return c;
+}
+
+void write_qwen3_moe(const GptConfig& c, io::Json& out) {
+  hf::write_decoder(c, out);
+  write_experts(c, out);
+  out.set("attention_bias", c.biases() == AttentionBias::all);
+}
+
+std::vector<HfTensor> qwen3_moe_tensors(const GptConfig& c) {
+  hf::Tensors t;
+  hf::add_decoder(c, t);
+  hf::add_experts(c, kQwenNames, t);
+  return t.take();
+}
+
+}  // namespace
+
+HfFamily hf_mixtral() {
+  return {.type = "mixtral",
+          .architecture = "MixtralForCausalLM",
+          .prefix = "model.",
+          .read = read_mixtral,
+          .write = write_mixtral,
+          .tensors = mixtral_tensors};
+}
+
+HfFamily hf_qwen2_moe() {
+  return {.type = "qwen2_moe",
+          .architecture = "Qwen2MoeForCausalLM",
+          .prefix = "model.",
+          .read = read_qwen2_moe,
+          .write = write_qwen2_moe,
+          .tensors = qwen2_moe_tensors};
+}
+
+HfFamily hf_qwen3_moe() {
+  return {.type = "qwen3_moe",
+          .architecture = "Qwen3MoeForCausalLM",
+          .prefix = "model.",
+          .read = read_qwen3_moe,
+          .write = write_qwen3_moe,
+          .tensors = qwen3_moe_tensors};
+}
+
+}  // namespace weft::nn

@@ -1,0 +1,323 @@
+// Compares models in folders that transformers wrote with what it computes from them.
+// scripts/hf_oracle.py wrote tests/fixtures/hf; WEFT_HF_MODELS names a folder of more of them.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "weft/autograd/reduce.h"
+#include "weft/autograd/tape.h"
+#include "weft/autograd/view.h"
+#include "weft/distributed/hf_folder.h"
+#include "weft/io/file.h"
+#include "weft/io/safetensors.h"
+#include "weft/nn/gpt.h"
+#include "weft/nn/kv_cache.h"
+#include "weft/optim/sgd.h"
+#include "weft/tests/support.h"
+#include "weft/tests/temp_folder.h"
+
+namespace weft::hf_test {
+namespace {
+
+using distributed::HfFolder;
+
+const std::string kModels = std::string(WEFT_FIXTURES) + "/hf";
+constexpr std::int64_t kPrompt = 8;
+
+std::vector<std::string> folders() {
+  const char* const more = std::getenv("WEFT_HF_MODELS");
+  const std::string root = more ? more : kModels;
+  std::vector<std::string> all;
+  for (const std::string& name : io::list_directory(root)) all.push_back(root + "/" + name);
+  return all;
+}
+
+nn::Gpt load(const HfFolder& folder) {
+  nn::Gpt model(folder.config);
+  model.load_state_dict(folder.files.state_dict());
+  model.eval();
+  return model;
+}
+
+Tensor targets_of(const Tensor& ids) {
+  Tensor targets = Tensor::full(ids.shape(), -100, DType::i32);
+  targets.narrow(1, 0, ids.dim(1) - 1).copy_(ids.narrow(1, 1, ids.dim(1) - 1));
+  return targets;
+}
+
+Tensor loss_of(const nn::Gpt& model, const Tensor& ids) {
+  const nn::GptLosses losses = model.losses(ids, targets_of(ids));
+  return mul(losses.main.loss, 1.0 / static_cast<double>(ids.dim(1) - 1));
+}
+
+double largest(const Tensor& a, const Tensor& b) {
+  REQUIRE(a.shape() == b.shape());
+  return max(abs(sub(a.to(DType::f64), b.to(DType::f64)))).item();
+}
+
+// The norm of a gradient, and its product with cos(0), cos(1), ... in the folder's order.
+void check_gradient(const nn::HfTensor& t, const Tensor& gradient, const Tensor& expected) {
+  CAPTURE(t.name);
+  const Tensor whole = t.transposed ? gradient.transpose(0, 1).contiguous() : gradient;
+  const Tensor own =
+      whole.contiguous().view({t.whole.numel()}).narrow(0, t.first, t.shape.numel()).to(DType::f64);
+  double squares = 0, wave = 0;
+  for (std::int64_t i = 0; i < own.numel(); ++i) {
+    const double g = own.data<double>()[i];
+    squares += g * g;
+    wave += g * std::cos(static_cast<double>(i));
+  }
+  const double norm = expected.data<double>()[0];
+  CHECK(std::abs(std::sqrt(squares) - norm) < 1e-4 * norm);
+  CHECK(std::abs(wave - expected.data<double>()[1]) < 1e-4 * norm);
+}
+
+void check_gradients(const HfFolder& folder, const nn::Gpt& model,
+                     const io::SafetensorsFile& reference) {
+  std::map<std::string, Tensor> gradients;
+  for (const NamedTensor& p : model.named_parameters()) gradients[p.name] = p.tensor.grad();
+  std::size_t compared = 0, stored = 0;
+  for (const nn::HfTensor& t : folder.family->tensors(folder.config)) {
+    check_gradient(t, gradients.at(t.parameter), reference.tensor("grad." + t.name));
+    ++compared;
+  }
+  for (const std::string& name : reference.names()) stored += name.starts_with("grad.");
+  CHECK(compared == stored);
+}
+
+std::vector<std::int32_t> greedy(const nn::Gpt& model, const Tensor& ids, std::int64_t count) {
+  nn::KvCache cache(model.config, 1, kPrompt + count);
+  std::vector<std::int32_t> text;
+  Tensor next = ids.narrow(1, 0, kPrompt).contiguous();
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Tensor logits = model.decode(next, cache).select(0, 0).contiguous();
+    const auto* const p = logits.data<float>();
+    text.push_back(static_cast<std::int32_t>(std::max_element(p, p + logits.numel()) - p));
+    next = Tensor::from(std::span<const std::int32_t>(&text.back(), 1), {1, 1});
+  }
+  return text;
+}
+
+void check_steps(nn::Gpt& model, const Tensor& ids, const Tensor& losses) {
+  optim::Sgd sgd(model.named_parameters(), {.lr = 0.003});
+  for (std::int64_t i = 0; i < losses.numel(); ++i) {
+    model.zero_grad();
+    Tape tape;
+    const Tensor loss = loss_of(model, ids);
+    CHECK(loss.item() == doctest::Approx(losses.data<float>()[i]).epsilon(1e-5));
+    loss.backward();
+    sgd.step();
+  }
+}
+
+// The exported folder has the same tensors as the one read, bit for bit.
+void check_export(const HfFolder& folder, const std::string& path) {
+  const test::TempFolder out;
+  distributed::save_hf_folder(out.path(), folder.config, folder.files,
+                              {.family = folder.family->type, .file_bytes = 20'000});
+  CHECK(io::exists(out / "model.safetensors.index.json"));
+  const HfFolder back = distributed::open_hf_folder(out.path());
+  CHECK(back.family == folder.family);
+  const StateDict before = folder.files.state_dict(), after = back.files.state_dict();
+  REQUIRE(before.size() == after.size());
+  for (const auto& [name, t] : before) {
+    CAPTURE(name);
+    CHECK(t.dtype() == after.at(name).dtype());
+    CHECK(largest(t, after.at(name)) == 0);
+  }
+  if (!io::exists(path + "/model.safetensors")) return;
+  const StateDict stored = io::load_safetensors(path + "/model.safetensors");
+  StateDict written;
+  for (const std::string& name : io::list_directory(out.path()))
+    if (name.ends_with(".safetensors"))
+      for (auto& [key, t] : io::load_safetensors(out / name)) written[key] = t;
+  REQUIRE(written.size() == stored.size());
+  for (const auto& [name, t] : stored) CHECK(largest(t, written.at(name)) == 0);
+}
+
+void check_folder(const std::string& path) {
+  CAPTURE(path);
+  const HfFolder folder = distributed::open_hf_folder(path);
+  const io::SafetensorsFile reference = io::SafetensorsFile::open(path + "/reference.safetensors");
+  const Tensor ids = reference.tensor("ids");
+  nn::Gpt model = load(folder);
+  {
+    Tape tape;
+    CHECK(largest(model(ids), reference.tensor("logits")) < 1e-4);
+    const Tensor loss = loss_of(model, ids);
+    CHECK(loss.item() == doctest::Approx(reference.tensor("loss").item()).epsilon(1e-5));
+    loss.backward();
+  }
+  check_gradients(folder, model, reference);
+  const Tensor text = reference.tensor("greedy");
+  CHECK(greedy(model, ids, text.numel()) ==
+        std::vector(text.data<std::int32_t>(), text.data<std::int32_t>() + text.numel()));
+  check_steps(model, ids, reference.tensor("sgd"));
+  check_export(folder, path);
+}
+
+// A folder with changes in its config.json.
+class Changed {
+ public:
+  explicit Changed(const std::string& family) : from_(kModels + "/" + family) {
+    json_ = io::Json::parse(io::read_file(from_ + "/config.json"));
+    io::write_file(folder_ / "model.safetensors", io::read_file(from_ + "/model.safetensors"));
+  }
+  std::string error(const char* key, const io::Json& value) {
+    io::Json json = json_;
+    json.set(key, value);
+    io::write_file(folder_ / "config.json", json.dump());
+    return message();
+  }
+  std::string message() {
+    try {
+      distributed::open_hf_folder(folder_.path());
+    } catch (const Error& e) {
+      CHECK(e.fault() == Fault::user);
+      std::string text = e.what();
+      if (const std::size_t at = text.find(folder_.path()); at != text.npos)
+        text.replace(at, folder_.path().size(), "DIR");
+      return text;
+    }
+    return "no error";
+  }
+  std::string path(const std::string& name) const { return folder_ / name; }
+
+ private:
+  test::TempFolder folder_;
+  std::string from_;
+  io::Json json_;
+};
+
+}  // namespace
+
+TEST_CASE("hf: logits, loss, gradients, text, steps and export agree with transformers") {
+  for (const std::string& path : folders()) check_folder(path);
+}
+
+TEST_CASE("hf: a rank reads its part of the packed projection") {
+  for (const char* family : {"gpt2", "qwen2"}) {
+    const HfFolder folder = distributed::open_hf_folder(kModels + "/" + family);
+    const std::string name = "blocks.1.attn.qkv.weight";
+    const Tensor whole = folder.files.whole(name);
+    nn::ShardSpec spec{whole.shape(), {{0, {{3, 9}, {20, 47}, {50, 59}}}, {1, {{5, 13}}}}};
+    const Tensor part = Tensor::empty(shape_of(spec), whole.dtype());
+    folder.files.read_into(name, distributed::ShardSlice::of(spec), part);
+    const Tensor columns = whole.narrow(1, 5, 8);
+    const Tensor expected =
+        cat({columns.narrow(0, 3, 6), columns.narrow(0, 20, 27), columns.narrow(0, 50, 9)}, 0);
+    CHECK(largest(part, expected) == 0);
+  }
+}
+
+TEST_CASE("hf: the frequencies of scaled rotary positions") {
+  const auto at = [](const std::vector<double>& f, std::size_t i) { return f.at(i); };
+  const std::vector<double> llama3 = rope_frequencies(
+      128, 5e5,
+      {.kind = RopeScaling::Kind::llama3, .factor = 8, .original = 8192, .low = 1, .high = 4});
+  for (const auto& [i, f] : {std::pair{20, 0.0165604409},
+                             {28, 0.00321144611},
+                             {29, 0.00216657063},
+                             {32, 0.000524846022},
+                             {36, 7.78465546e-05},
+                             {63, 3.06892588e-07}})
+    CHECK(at(llama3, static_cast<std::size_t>(i)) == doctest::Approx(f).epsilon(1e-8));
+  const RopeScaling yarn{.kind = RopeScaling::Kind::yarn, .factor = 40, .original = 4096};
+  const std::vector<double> long_waves = rope_frequencies(64, 1e4, yarn);
+  for (const auto& [i, f] : {std::pair{12, 0.0268793609},
+                             {16, 0.00550000044},
+                             {20, 0.000790569407},
+                             {23, 3.3338034e-05}})
+    CHECK(at(long_waves, static_cast<std::size_t>(i)) == doctest::Approx(f).epsilon(1e-8));
+  CHECK(RopeScaling{.kind = RopeScaling::Kind::yarn, .factor = 4}.table_factor() ==
+        doctest::Approx(1.13862944));
+}
+
+TEST_CASE("hf: a value that is not supported is named with its family, its key and what is") {
+  Changed llama("llama"), qwen("qwen2"), gpt2("gpt2");
+  CHECK(llama.error("hidden_act", "gelu") ==
+        "config.json: llama: hidden_act \"gelu\" is not supported; supported: \"silu\"");
+  CHECK(llama.error("model_type", "bert") ==
+        "config.json: model_type \"bert\" is not supported; supported: gpt2, llama, mistral, "
+        "qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe");
+  CHECK(llama.error("rope_scaling", io::Json().set("rope_type", "longrope")) ==
+        "config.json: llama: rope_scaling: rope_type \"longrope\" is not supported; supported: "
+        "default, linear, llama3, yarn");
+  CHECK(llama.error("num_hidden_layers", "3") ==
+        "config.json: llama: num_hidden_layers must be an integer in [0, 1073741824], got \"3\"");
+  CHECK(llama.error("num_attention_heads", 5) ==
+        "config.json: llama: gpt: heads 5 must be a multiple of kv_heads 2");
+  CHECK(llama.error("quantization_config", io::Json().set("quant_method", "fp8")) ==
+        "config.json: llama: quantization_config {\"quant_method\":\"fp8\"} is not supported; "
+        "supported: weights of f32, bf16 and f16");
+  CHECK(gpt2.error("scale_attn_by_inverse_layer_idx", true) ==
+        "config.json: gpt2: scale_attn_by_inverse_layer_idx true is not supported; supported: "
+        "false");
+  qwen.error("use_sliding_window", true);
+  CHECK(qwen.error("layer_types", io::Json::Array{"full_attention", "full_attention"}) ==
+        "no error");  // without use_sliding_window no layer has one
+}
+
+TEST_CASE("hf: a folder with other tensors than its config.json says is refused") {
+  Changed llama("llama");
+  CHECK(llama.error("hidden_size", 1 << 30) ==
+        "config.json: llama: gpt: the model must have at most 9007199254740992 parameters, got "
+        "1152921504606846976");
+  CHECK(llama.error("num_hidden_layers", 4) ==
+        "'DIR': config.json describes 30312 parameters, the files hold 25832 at most");
+  CHECK(llama.error("num_hidden_layers", 2) ==
+        "tensor \"model.layers.2.input_layernorm.weight\" is not one of a llama with this "
+        "config.json");
+  CHECK(llama.error("intermediate_size", 39) ==
+        "'DIR/model.safetensors': tensor \"model.layers.0.mlp.down_proj.weight\" must have shape "
+        "[24, 39], got [24, 40]");
+  CHECK(llama.error("attention_bias", true) ==
+        "'DIR/model.safetensors': tensor \"model.layers.0.self_attn.q_proj.bias\" is missing");
+  const auto index = [&](const char* file) {
+    io::write_file(llama.path("model.safetensors.index.json"),
+                   io::Json().set("weight_map", io::Json().set("model.norm.weight", file)).dump());
+    return llama.error("attention_bias", false);
+  };
+  CHECK(index("model-2.safetensors") == "'DIR': the shard model-2.safetensors is missing");
+  CHECK(index("../model.safetensors") ==
+        "'DIR/model.safetensors.index.json': files must be in the folder, got "
+        "\"../model.safetensors\"");
+  CHECK(index("model.safetensors") == "no error");
+}
+
+TEST_CASE("hf: published models have their published numbers of parameters") {
+  const auto count = [](const char* text) {
+    const io::Json json = io::Json::parse(text);
+    return nn::read_hf_config(nn::hf_family(json), json).parameter_count();
+  };
+  // Llama-3.1-8B, Qwen2.5-0.5B and Qwen3-30B-A3B.
+  CHECK(count(R"({"model_type":"llama","vocab_size":128256,"hidden_size":4096,
+    "num_hidden_layers":32,"num_attention_heads":32,"num_key_value_heads":8,
+    "intermediate_size":14336,"max_position_embeddings":131072,"rope_theta":500000.0,
+    "rope_scaling":{"factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,
+    "original_max_position_embeddings":8192,"rope_type":"llama3"}})") == 8'030'261'248);
+  CHECK(count(R"({"model_type":"qwen2","vocab_size":151936,"hidden_size":896,
+    "num_hidden_layers":24,"num_attention_heads":14,"num_key_value_heads":2,
+    "intermediate_size":4864,"max_position_embeddings":32768,"tie_word_embeddings":true})") ==
+        494'032'768);
+  CHECK(count(R"({"model_type":"qwen3_moe","vocab_size":151936,"hidden_size":2048,"head_dim":128,
+    "num_hidden_layers":48,"num_attention_heads":32,"num_key_value_heads":4,
+    "intermediate_size":6144,"moe_intermediate_size":768,"num_experts":128,
+    "num_experts_per_tok":8,"norm_topk_prob":true,"max_position_embeddings":40960})") ==
+        30'532'122'624);
+}
+
+TEST_CASE("hf: a model that no family holds is refused") {
+  CHECK(test::error_of([] { nn::hf_family_of({.arch = nn::Arch::llama, .pattern = "da"}); }) ==
+        "hf: no family of gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe can "
+        "hold this model; see docs/huggingface.md for what they hold");
+  CHECK(nn::hf_family_of({.arch = nn::Arch::llama}).type == std::string("llama"));
+  CHECK(nn::hf_family_of({.arch = nn::Arch::llama, .window = 5}).type == std::string("mistral"));
+  CHECK(nn::hf_family_of({.arch = nn::Arch::llama, .qk_norm = true}).type == std::string("qwen3"));
+  CHECK(nn::hf_family_of({}).type == std::string("gpt2"));
+}
+
+}  // namespace weft::hf_test
