@@ -396,7 +396,7 @@ std::vector<ShardFiles::Run> ShardFiles::read_from(const Source& s, const std::v
     return rest;
   }
   const io::SafetensorsFile& file = opened(s.file);
-  const std::string name(stored(s));
+  const std::string name(this->stored(s));
   for (std::size_t i = 0; i < pieces.size();) {
     std::size_t last = i;
     std::int64_t end = pieces[i].from + pieces[i].count;
