@@ -50,7 +50,7 @@ void measure(GpuBench& bench, std::int64_t rows, std::int64_t width, DType dtype
     const auto forward = [&](int i, const Tensor& residual, const Tensor& sum) {
       norm.forward(
           {.x = a.x[i], .residual = residual, .weight = a.weight, .bias = norm.bias, .eps = kEps},
-          {.sum = sum, .y = a.y[i], .mean = norm.mean, .rstd = a.rstd, .amax = none});
+          {.sum = sum, .y = a.y[i], .mean = norm.mean, .rstd = a.rstd, .rounded = {}});
     };
     bench.memory_bound(
         {name(" forward"), 2 * array, {a.y}, [&](int i) { forward(i, none, none); }});
