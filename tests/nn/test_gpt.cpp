@@ -254,7 +254,7 @@ TEST_CASE("gpt: gradients agree with finite differences") {
                 .vocab = 5};
     if (arch == Arch::llama) {
       c.head_size = 4;
-      c.attn_bias = AttentionBias::qkv;
+      c.attn_bias = nn::AttentionBias::qkv;
       c.rope_scaling = {.kind = RopeScaling::Kind::yarn, .factor = 2, .original = 3};
     }
     Gpt model = make(c);
