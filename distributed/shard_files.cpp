@@ -253,8 +253,7 @@ void ShardFiles::add_renamed(const std::string& path, io::SafetensorsIndex index
     file.dtype(found->first);  // throws unless the dtype is supported
     check_system(values == r.slice.end - r.slice.begin, "'{}': {} must have {} values, got {}",
                  path, found->first, r.slice.end - r.slice.begin, values);
-    sources_.push_back({number, i, static_cast<std::uint32_t>(slices_.size()),
-                        static_cast<std::uint32_t>(renamed_.size())});
+    sources_.push_back({number, i, static_cast<std::uint32_t>(slices_.size())});
     slices_.push_back(r.slice);
     renamed_.push_back({r.name, r.transposed});
   }

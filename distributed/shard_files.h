@@ -102,8 +102,7 @@ class ShardFiles {
   // of thousands of tensors.
   struct Source {
     std::uint32_t file, tensor;
-    std::uint32_t slice;             // kWhole or an index into slices_
-    std::uint32_t renamed = kWhole;  // kWhole or an index into renamed_
+    std::uint32_t slice;  // kWhole or an index into slices_
   };
   static constexpr std::uint32_t kWhole = UINT32_MAX;
 
@@ -113,13 +112,13 @@ class ShardFiles {
   /// Opens the file for a read; closes the one that was opened longest ago if too many are.
   const io::SafetensorsFile& opened(std::uint32_t file) const;
   std::string_view name(const Source& s) const {
-    return s.renamed == kWhole ? stored(s) : renamed_[s.renamed].name;
+    return renamed_.empty() ? stored(s) : renamed_[s.slice].name;
   }
   /// Its name in the file.
   std::string_view stored(const Source& s) const { return files_[s.file].name(s.tensor); }
   Tensor tensor(const Source& s) const;
   bool is_transposed(const Source& s) const {
-    return s.renamed != kWhole && renamed_[s.renamed].transposed;
+    return !renamed_.empty() && renamed_[s.slice].transposed;
   }
   Shape whole_shape(const Source& s) const;
   ShardSlice slice(const Source& s) const;
@@ -145,7 +144,7 @@ class ShardFiles {
     std::string name;
     bool transposed;
   };
-  std::deque<Alias> renamed_;
+  std::deque<Alias> renamed_;    // of each slice, if the files are another program's
   std::vector<Source> sources_;  // sorted by name, then by file
 };
 

@@ -116,6 +116,7 @@ TEST_CASE("options: config.toml contains every setting") {
         "latent loss-scale-steps master-weights mtp-detach mtp-repeat offload "
         "offload-folder offload-fraction "
         "offload-least pre-softmax rank recompute-every recompute-layers reshard-depth "
+        "rope-attention rope-beta-fast rope-beta-slow rope-factor rope-high rope-low rope-original "
         "router-scaling "
         "seq-aux-coeff "
         "shared-gate sinkhorn sp "

@@ -71,6 +71,8 @@ Outcome train(const std::string& out, bool zero) {
   o.parallel.ranks = 2;
   o.parallel.zero = zero;
   o.run.save_every = 1;
+  // A save in the background is complete only when all ranks agree on it after the next step.
+  o.run.async_save = train::AsyncSave::off;
   const test::Silence silence;
   const data::TensorDataset training = points();
   Outcome outcome;
