@@ -67,7 +67,7 @@ def pipes_devices_and_folders(folder):
     refused(limited("train_gpt", *base(folder), "--config", "/dev/zero"), 2, "/dev/zero", "device")
     refused(limited("train_gpt", *base(folder), "--weights", fifo), 1, "fifo", "pipe")
     refused(limited("train_gpt", *base(folder), "--weights", "/dev/zero"), 1, "/dev/zero", "device")
-    refused(limited("train_gpt", *base(folder), "--weights", folder), 1, "directory")
+    refused(limited("train_gpt", *base(folder), "--weights", folder), 2, "neither a Hugging Face folder")
     large = pathlib.Path(folder) / "large.toml"
     large.write_bytes(b"#" * (2 << 20))
     refused(limited("train_gpt", *base(folder), "--config", large), 2, "large.toml", "1048576")

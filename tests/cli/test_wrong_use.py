@@ -178,7 +178,8 @@ def wrong_uses_of_generate(folder):
                         (["--checkpoint", good, "--threads", "-2"], ("--threads", "-2")),
                         (["--checkpoint", good, "--tokns", "3"], ("--tokns", "--tokens")),
                         (["--checkpoint", good, "--speculative"], ("--speculative", "--mtp 1")),
-                        (["--model", folder], ("--model", "does not exist yet"))):
+                        (["--model", folder], ("is not a Hugging Face folder", "config.json")),
+                        (["--model", folder, "--checkpoint", good], ("--model", "one of them"))):
         done = run("generate", *args)
         refused(done, 2, *parts)
         assert done.stdout == "", done.stdout
