@@ -37,8 +37,8 @@ SlicedTensors model_slices(const StateDict& state, const DeviceMesh& mesh, const
   return slices;
 }
 
-SliceSources model_slices(const TensorSources& state, const DeviceMesh& mesh,
-                          const Layout& layout) {
+SliceSources slice_sources(const TensorSources& state, const DeviceMesh& mesh,
+                           const Layout& layout) {
   SliceSources slices;
   std::int64_t i = 0;
   for (const auto& [name, source] : state)

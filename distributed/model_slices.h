@@ -9,7 +9,8 @@ namespace weft::distributed {
 /// all ranks together write every value once.
 SlicedTensors model_slices(const StateDict& state, const DeviceMesh& mesh, const Layout& layout);
 /// The same of tensors that are not read yet, such as an optimizer's state_sources().
-SliceSources model_slices(const TensorSources& state, const DeviceMesh& mesh, const Layout& layout);
+SliceSources slice_sources(const TensorSources& state, const DeviceMesh& mesh,
+                           const Layout& layout);
 
 /// Reads the values that this rank holds from files of any layout, as input for load_state_dict().
 /// Throws Error as ShardFiles::read_into().

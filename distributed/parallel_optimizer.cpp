@@ -51,7 +51,7 @@ class ReplicatedOptimizer : public RangeOptimizer {
   }
   optim::StepResult step(const optim::GradClip& clip) override { return inner_->step(clip); }
   SliceSources state_sources() const override {
-    return model_slices(inner_->state_sources(), ddp_->mesh(), ddp_->layout());
+    return slice_sources(inner_->state_sources(), ddp_->mesh(), ddp_->layout());
   }
 };
 
