@@ -101,6 +101,19 @@ TEST_CASE("permute_tokens, permute_probs, combine_tokens: values and gradients o
   CHECK(disagreement(probs, {random({21, 2}), some_experts(21, 2, 4)}) == "");
 }
 
+TEST_CASE("permute_tokens: moves FP8 codes of any width") {
+  const Tensor slots = Tensor::of({3, -1, 0, 9, 4, 1}, {6}, DType::i64);
+  for (const std::int64_t width : {7, 16}) {
+    CAPTURE(width);
+    const Tensor x = random({5, width}).to(DType::e4m3);
+    const Tensor want = Tensor::empty({6, width}, DType::e4m3),
+                 got = Tensor::empty({6, width}, DType::e4m3, kGpu);
+    cpu::permute_tokens(x, slots, 2, want);
+    cuda::permute_tokens(x.to(kGpu), slots.to(kGpu), 2, got);
+    CHECK(test::different_bits(got.to(kCpu), want) == "");
+  }
+}
+
 TEST_CASE("sort_by_expert: the host waits once and never with a capacity") {
   const Tensor experts = some_experts(9, 2, 4).to(kGpu), x = random({9, 4}).to(kGpu);
   const std::int64_t before = cuda::host_syncs();
