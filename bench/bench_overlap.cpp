@@ -269,16 +269,23 @@ void delayed_gradients(int ranks, Report& report) {
 }
 
 // Layers that compute for these times, tp 2 x dp 2. A layer sums its output over tp in forward and
-// its gradient in backward, and waits; then the sum of its bucket over dp begins. Sleeping stands
-// for compute, so that four ranks fit on two processors.
+// its gradient in backward, and waits; then the sum of its bucket over dp begins. With `gathers`
+// the weights of all layers come from their owners when a step begins, and a layer waits for its
+// own. Sleeping stands for compute, so that four ranks fit on two processors.
 constexpr int kLayers = 12, kSteps = 3, kTurns = 6;
 constexpr std::chrono::milliseconds kForward{4}, kBackward{8};
 constexpr std::int64_t kActivation = 16 << 10, kBucket = 256 << 10;  // f32
 
 void lane_step(const distributed::DeviceMesh& mesh, const std::vector<Tensor>& buckets,
-               const Tensor& activation) {
-  std::vector<distributed::Work> works;
+               const Tensor& activation, bool gathers) {
+  std::vector<distributed::Work> works, weights;
+  for (int layer = 0; gathers && layer < kLayers; ++layer) {
+    const Tensor& all = buckets[static_cast<std::size_t>(layer)];
+    weights.push_back(mesh.dp_cp().all_gather(
+        all, all.narrow(0, mesh.dp_cp().rank() * kBucket / 2, kBucket / 2)));
+  }
   for (int layer = 0; layer < kLayers; ++layer) {
+    if (gathers) weights[static_cast<std::size_t>(layer)].wait();
     std::this_thread::sleep_for(kForward);
     mesh.tp().at_once().all_reduce(activation, distributed::Reduce::max).wait();
   }
@@ -290,7 +297,7 @@ void lane_step(const distributed::DeviceMesh& mesh, const std::vector<Tensor>& b
   for (distributed::Work& work : works) work.wait();
 }
 
-Cost lane_costs(int lanes, double tp_s, double bucket_s) {
+Cost lane_costs(int lanes, double tp_s, double bucket_s, bool gathers) {
   Cost cost;
   distributed::WorldOptions options;
   options.lanes = lanes;
@@ -307,7 +314,7 @@ Cost lane_costs(int lanes, double tp_s, double bucket_s) {
         for (int i = -1; i < kSteps; ++i) {
           w.all().barrier().wait();
           const double begin = now(), waited = w.stats().waiting_s;
-          lane_step(mesh, buckets, activation);
+          lane_step(mesh, buckets, activation, gathers);
           if (w.rank() != 0 || i < 0) continue;
           cost.whole.push_back(now() - begin);
           cost.waiting.push_back(w.stats().waiting_s - waited);
@@ -324,15 +331,16 @@ void compare_lanes(Report& report) {
   struct Case {
     const char* name;
     double tp_s, bucket_s;
+    bool gathers = false;
   };
   for (const Case& c : {Case{"no link", 0, 0}, Case{"buckets half of backward", 6e-4, 4e-3},
-                        Case{"buckets all of backward", 6e-4, 8e-3}}) {
+                        Case{"buckets half of backward, weights gathered", 6e-4, 4e-3, true}}) {
     const std::string what = message("4 ranks, {}, ", c.name);
     // In turns, so that other programs slow all of them alike.
     std::array<Cost, distributed::kLanes> of;
     for (int turn = 0; turn < kTurns; ++turn)
       for (int lanes = 1; lanes <= distributed::kLanes; ++lanes) {
-        const Cost cost = lane_costs(lanes, c.tp_s, c.bucket_s);
+        const Cost cost = lane_costs(lanes, c.tp_s, c.bucket_s, c.gathers);
         Cost& all = of[static_cast<std::size_t>(lanes - 1)];
         all.whole.insert(all.whole.end(), cost.whole.begin(), cost.whole.end());
         all.waiting.insert(all.waiting.end(), cost.waiting.begin(), cost.waiting.end());
