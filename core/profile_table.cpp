@@ -12,6 +12,7 @@
 namespace weft {
 namespace {
 
+// Of the time in kernels, so that an op has its row on a machine that other programs keep busy too.
 constexpr double kLeastShare = 0.005;
 
 double best_seconds(const std::function<void()>& call) {
@@ -146,7 +147,7 @@ std::string profile_table(const std::vector<Profiler::Entry>& entries, double se
     longest_first(rows);
     Row others;
     for (const auto& [op, row] : rows)
-      if (row.work.seconds >= kLeastShare * seconds)
+      if (row.work.seconds >= kLeastShare * kernels.work.seconds)
         table.line("  " + op, row);
       else
         others.add(row);
