@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "weft/autograd/linear.h"
 #include "weft/autograd/matmul.h"
 #include "weft/autograd/view.h"
 #include "weft/distributed/comm_ops.h"
