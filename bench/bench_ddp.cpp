@@ -2,14 +2,13 @@
 // gradients and parameters overlaps with compute, and whether overlap costs anything without a slow
 // link.
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "weft/autograd/tape.h"
 #include "weft/bench/harness.h"
+#include "weft/bench/sleepers.h"
 #include "weft/distributed/parallel_optimizer.h"
 #include "weft/nn/gpt.h"
 
@@ -23,13 +22,10 @@ struct Form {
   bool shard = false, overlap = true;
 };
 
-struct Cost {
-  double step_s = 0, waiting_s = 0;  ///< medians over the steps of rank 0
-};
-
 /// Steps of any model; `forward` returns a loss.
 template <class Model, class Forward>
-Cost train(World& w, const Form& form, Model& model, std::int64_t bucket_size, Forward forward) {
+StepCost train(World& w, const Form& form, Model& model, std::int64_t bucket_size,
+               Forward forward) {
   const DeviceMesh mesh(w);
   Ddp ddp(model, mesh, {},
           {.bucket_size = bucket_size, .overlap = form.overlap, .shard = form.shard});
@@ -57,54 +53,6 @@ Cost train(World& w, const Form& form, Model& model, std::int64_t bucket_size, F
   return {median(steps), median(waits)};
 }
 
-template <class Run>
-Cost on_ranks(int ranks, const SimulatedLink& link, Run run) {
-  Cost cost;
-  WorldOptions options;
-  options.link = link;
-  run_ranks(
-      ranks,
-      [&](World& w) {
-        const Cost c = run(w);
-        if (w.rank() == 0) cost = c;
-      },
-      options);
-  return cost;
-}
-
-/// Layers that take as long as a GPU's would, without using the processor, to show the order of
-/// events alone.
-struct Sleepers : nn::Module {
-  struct Layer : nn::Module {
-    Tensor weight = nn::make_parameter({1 << 14}, nn::Init::constant(1));
-    void visit(nn::Visitor& v) override { v("weight", weight); }
-  };
-  std::vector<Layer> layers;
-
-  explicit Sleepers(int depth) : layers(static_cast<std::size_t>(depth)) {}
-  void visit(nn::Visitor& v) override { v("layers", layers); }
-
-  static void sleep(double seconds) {
-    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-  }
-  Tensor operator()() const {
-    Tensor x = Tensor::zeros({});
-    for (const Layer& layer : layers) {
-      if (shard) shard->before_use(layer);
-      sleep(kForward);
-      const Tensor y = x.clone();
-      Tape::record("sleeper", {&layer.weight, &x}, {&y}, [](Backward& b) {
-        sleep(2 * kForward);
-        b.add(0, Tensor::ones({1 << 14}));
-        b.add(1, b.dy());
-      });
-      x = y;
-    }
-    return x;
-  }
-  static constexpr double kForward = 6e-3;
-};
-
 void slow_link(int ranks, bool shard, Report& report) {
   // A bucket's collective takes about as long as a layer's forward: both directions together take
   // two thirds of the compute time.
@@ -115,7 +63,7 @@ void slow_link(int ranks, bool shard, Report& report) {
       return train(w, {shard, overlap}, model, 1, [&] { return model(); });
     });
   };
-  const Cost hidden = run(true), blocking = run(false);
+  const StepCost hidden = run(true), blocking = run(false);
   const std::string what = message("{} ranks, {}, slow link", ranks, shard ? "sharded" : "ddp");
   report.row(what + ", step", 1e3 * hidden.step_s, "ms");
   report.row(what + ", step, blocking", 1e3 * blocking.step_s, "ms");
@@ -128,7 +76,7 @@ void slow_link(int ranks, bool shard, Report& report) {
 void no_link(int ranks, bool shard, Report& report) {
   std::vector<double> ratios, steps;
   for (int pair = 0; pair < kPairs; ++pair) {
-    Cost cost[2];
+    StepCost cost[2];
     for (const bool overlap : {false, true})
       cost[overlap] = on_ranks(ranks, {}, [&](World& w) {
         nn::GptConfig config;
