@@ -17,12 +17,18 @@ struct ForwardArgs {
   Real<T> eps;
   T *sum, *y;
   Real<T>*mean, *rstd;
+  float* amax;
+};
+
+/// The same, and where FP8 codes go: in one struct, since with a second parameter the kernel
+/// spills.
+template <class T>
+struct CodesArgs : ForwardArgs<T> {
   RowsOut rounded;
 };
 
-template <bool kCentred, class T, int Group, int V, int Held>
-__global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
-    norm_fwd_kernel(ForwardArgs<T> a) {
+template <bool kCentred, class T, int Group, int V, int Held, class Args>
+__device__ __forceinline__ void norm_rows(const Args& a) {
   using R = Real<T>;
   using Plan = RowPlan<Group, V, Held>;
   WEFT_SHARED(shared, R[Plan::kThreads / kWarp]);
@@ -76,7 +82,6 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
   }
 
   R most = 0;
-  const RowsOut& to = a.rounded;
   each([&](int k, std::int64_t i) {
     const auto weight = pack_or<T, V>(a.weight, i, 1), bias = pack_or<T, V>(a.bias, i, 0);
     Pack<T, V> y;
@@ -85,14 +90,28 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
     for (int j = 0; j < V; ++j)
       y[j] = narrow<T>((widen(x[k][j]) - mean) * rstd * widen(weight[j]) + widen(bias[j]));
     store_pack(a.y + row + i, y);
-    if (!to.amax) return;
+    if (!a.amax) return;
 #pragma unroll
     for (int j = 0; j < V; ++j) most = Max{}(most, absolute(widen(y[j])));
   });
-  if constexpr (Held > 0) store_codes<Group, V>(to, a.y + row, r, a.C, live);
-  if (!to.amax) return;
+  if constexpr (std::is_same_v<Args, CodesArgs<T>>)
+    store_codes<Group, V>(a.rounded, a.y + row, r, a.C, live);
+  if (!a.amax) return;
   most = group_max<Group>(most, shared);
-  if (live && threadIdx.x % Group == 0) to.amax[r] = static_cast<float>(most);
+  if (live && threadIdx.x % Group == 0) a.amax[r] = static_cast<float>(most);
+}
+
+template <bool kCentred, class T, int Group, int V, int Held>
+__global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
+    norm_fwd_kernel(ForwardArgs<T> a) {
+  norm_rows<kCentred, T, Group, V, Held>(a);
+}
+
+/// Writes FP8 codes too, a kernel of its own so that models without them do not pay for it.
+template <bool kCentred, class T, int Group, int V, int Held>
+__global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads)
+    norm_fwd_codes_kernel(CodesArgs<T> a) {
+  norm_rows<kCentred, T, Group, V, Held>(a);
 }
 
 /// partial_weight and partial_bias are (chunks, C).
@@ -213,12 +232,16 @@ void forward(const NormFwdIn& in, const NormFwdOut& out) {
                            .y = out.y.data<T>(),
                            .mean = data_or_null<R>(out.mean),
                            .rstd = out.rstd.data<R>(),
-                           .rounded = RowsOut(out.rounded)};
+                           .amax = data_or_null<float>(out.rounded.amax)};
     const bool packs = packable(a.x, a.C) && packable(a.residual, a.C) && packable(a.weight, a.C) &&
                        packable(a.bias, a.C) && packable(a.sum, a.C) && packable(a.y, a.C);
     with_row_plan<T, 4>(a.C, packs, [&]<int Group, int V, int Held>(RowPlan<Group, V, Held> plan) {
-      launch(norm_fwd_kernel<kCentred, T, Group, V, Held>,
-             grid_of(blocks_for(a.rows, plan.kGroups)), plan.kThreads, 0, a);
+      const dim3 grid = grid_of(blocks_for(a.rows, plan.kGroups));
+      if constexpr (Held > 0 && (std::is_same_v<T, float> || std::is_same_v<T, bf16>))
+        if (out.rounded.codes.defined())
+          return launch(norm_fwd_codes_kernel<kCentred, T, Group, V, Held>, grid, plan.kThreads, 0,
+                        CodesArgs<T>{a, RowsOut(out.rounded)});
+      launch(norm_fwd_kernel<kCentred, T, Group, V, Held>, grid, plan.kThreads, 0, a);
       if constexpr (Held == 0) store_codes_after(out.rounded, out.y);
     });
   });
