@@ -12,7 +12,7 @@
 namespace weft::train {
 namespace {
 
-volatile std::sig_atomic_t requested = 0, insisted = 0;
+volatile std::sig_atomic_t requested = 0, insisted = 0, hung_up = 0;
 
 void on_signal(int) {
   if (insisted) _exit(130);
@@ -21,7 +21,10 @@ void on_signal(int) {
 }
 
 // The shell and the kernel both report a closed terminal, so a second SIGHUP is no second request.
-void on_hangup(int) { requested = 1; }
+void on_hangup(int) {
+  requested = 1;
+  hung_up = 1;
+}
 
 // mpirun forwards SIGUSR1; after Ctrl-C it kills its processes within a second.
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
@@ -55,8 +58,11 @@ InterruptScope::~InterruptScope() {
   const std::lock_guard lock(mutex());
   if (--scopes > 0) return;
   for (std::size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &before[i], nullptr);
+  // The second SIGHUP of a closed terminal may come while the program returns from main.
+  if (hung_up) signal(SIGHUP, SIG_IGN);
   requested = 0;
   insisted = 0;
+  hung_up = 0;
 }
 
 // Else the next opened file would get the closed descriptor, and printf() would write into it.

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <sstream>
+#include <utility>
 
 #include "weft/core/error.h"
 #include "weft/io/file.h"
@@ -41,9 +42,13 @@ class SignalScope {
   SignalScope() {
     for (std::size_t i = 0; i < kSignals.size(); ++i) {
       came[i] = 0;
+      sigaction(kSignals[i], nullptr, &before_[i]);
+      // A job started to survive its terminal (nohup) keeps ignoring SIGHUP; its ranks inherit
+      // that.
+      if (before_[i].sa_handler == SIG_IGN) continue;
       struct sigaction action = {};
       action.sa_handler = on_signal;
-      sigaction(kSignals[i], &action, &before_[i]);
+      sigaction(kSignals[i], &action, nullptr);
     }
   }
   ~SignalScope() {
@@ -135,6 +140,7 @@ class Ranks {
   RanksEnd end_;
   Clock::time_point failed_at_{};
   bool killed_ = false;
+  bool hung_up_ = false;
 };
 
 void Ranks::start(int index) {
@@ -169,7 +175,8 @@ void Ranks::start(int index) {
 }
 
 void Ranks::become(int index, const Rank& r, int out, int err) {
-  for (const int signal : kSignals) ::signal(signal, SIG_DFL);
+  for (const int signal : kSignals)
+    if (::signal(signal, SIG_DFL) == SIG_IGN) ::signal(signal, SIG_IGN);
   for (const char* name : kForeign) unsetenv(name);
   const auto set = [](const char* name, const std::string& value) {
     setenv(name, value.c_str(), 1);
@@ -201,7 +208,9 @@ void Ranks::pass_on_signals() {
     if (!came[i]) continue;
     came[i] = 0;
     const int signal = kSignals[i];
-    // The shell and the kernel both report a closed terminal: a second SIGHUP is no second request.
+    // The shell and the kernel both report a closed terminal: a second SIGHUP is no second request,
+    // and would end a rank that has already saved and restored its signals.
+    if (signal == SIGHUP && std::exchange(hung_up_, true)) continue;
     const bool again = end_.interrupted && signal != SIGHUP && signal != SIGUSR1;
     end_.interrupted = true;
     kill_all(again ? SIGKILL : signal);

@@ -80,11 +80,12 @@ def logs(folder):
         assert sorted(lines) == [f"err {r}"] * 2 + [f"out {r}"] * 2, lines
 
 
-def stops(folder, name, *signals, group=False):
+def stops(folder, name, *signals, group=False, gap_s=0.005, handler=signal.SIG_DFL):
     process = subprocess.Popen(
         command(2, BIN / "train_gpt", "--data", text(folder), "--out", f"{folder}/{name}", *SMALL, "--threads", "1",
                 "--steps", "100000"),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True)
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, handler))
     log = pathlib.Path(folder, name, "metrics.jsonl")
     deadline = time.time() + 60
     while not (log.exists() and log.stat().st_size > 0):
@@ -92,7 +93,7 @@ def stops(folder, name, *signals, group=False):
         time.sleep(0.01)
     for sent in signals:
         os.killpg(process.pid, sent) if group else process.send_signal(sent)
-        time.sleep(0.005)
+        time.sleep(gap_s)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, (process.returncode, errors)
     last = metrics(f"{folder}/{name}")[-1]["step"]
@@ -102,7 +103,10 @@ def stops(folder, name, *signals, group=False):
 def signals(folder):
     """Ctrl-C reaches each rank once, and a terminal that closes does the same."""
     stops(folder, "ctrl-c", signal.SIGINT, group=True)
-    stops(folder, "hangup", signal.SIGHUP, signal.SIGHUP)
+    for gap_s in (0.005, 0.05):  # the later ones reach ranks that have saved
+        stops(folder, f"hangup-{gap_s}", *3 * [signal.SIGHUP], gap_s=gap_s)
+    # Under nohup the first two change nothing.
+    stops(folder, "nohup", signal.SIGHUP, signal.SIGHUP, signal.SIGINT, gap_s=0.05, handler=signal.SIG_IGN)
     begin = time.time()
     process = subprocess.Popen(command(2, "bash", "-c", "trap '' INT TERM; echo; sleep 1000 & wait; wait"),
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
