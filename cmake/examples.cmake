@@ -4,19 +4,21 @@
 # a test, with the library of the emulated GPU.
 add_library(weft_gpt OBJECT
   examples/common/check_weights.cpp
+  examples/common/continuation.cpp
   examples/common/gpt_data.cpp
   examples/common/gpt_options.cpp
   examples/common/gpt_plan.cpp
   examples/common/gpt_program.cpp
   examples/common/gpt_task.cpp
   examples/common/model_folder.cpp
+  examples/common/open_chat.cpp
   examples/common/sample.cpp
   examples/common/text_tokenizer.cpp)
 target_include_directories(weft_gpt PRIVATE ${weft_include})
 target_link_libraries(weft_gpt PRIVATE weft_flags)
 target_compile_options(weft_gpt PRIVATE ${weft_cold_options})
 
-foreach(program train_gpt train_moe generate convert info loss_compare plan tokenize)
+foreach(program train_gpt train_moe generate chat convert info loss_compare plan tokenize)
   add_executable(${program} examples/${program}.cpp $<TARGET_OBJECTS:weft_gpt>)
   target_link_libraries(${program} PRIVATE weft weft_flags)
 endforeach()

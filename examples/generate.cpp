@@ -4,20 +4,24 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <span>
+#include <sstream>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "weft/core/error.h"
 #include "weft/core/parallel.h"
-#include "weft/core/random.h"
 #include "weft/examples/common/check_weights.h"
+#include "weft/examples/common/continuation.h"
 #include "weft/examples/common/gpt_task.h"
 #include "weft/examples/common/model_folder.h"
 #include "weft/examples/common/text_tokenizer.h"
 #include "weft/io/checkpoint.h"
+#include "weft/io/file.h"
 #include "weft/io/json.h"
 #include "weft/io/safetensors.h"
-#include "weft/nn/fp8.h"
-#include "weft/nn/kv_cache.h"
 #include "weft/nn/sampling.h"
 #include "weft/nn/speculative.h"
 #include "weft/tokenizer/tokenizer.h"
@@ -30,14 +34,17 @@ namespace {
 using namespace weft;
 
 struct Options {
-  std::string checkpoint, model, tokenizer, export_to, prompt = "\n";
+  std::string checkpoint, model, tokenizer, export_to, prompts;
+  std::vector<std::string> prompt = {"\n"}, stop;
   std::int64_t tokens = 300, seed = 1, top_k = 0, threads = 0;
   double temperature = 0.8, top_p = 0.95;
-  bool speculative = false, print_config = false, dry_run = false;
+  bool ignore_end = false, speculative = false, print_config = false, dry_run = false;
 };
 
 void check_values(const Options& o) {
   check(!o.prompt.empty(), "--prompt: must not be empty");
+  for (const std::string& p : o.prompt) check(!p.empty(), "--prompt: must not be empty");
+  for (const std::string& s : o.stop) check(!s.empty(), "--stop: must not be empty");
   check(o.tokens >= 1, "--tokens: must be at least 1, got {}", o.tokens);
   check(o.tokens <= INT32_MAX, "--tokens: must be at most {}, got {}", INT32_MAX, o.tokens);
   check(o.temperature >= 0 && std::isfinite(o.temperature),
@@ -63,12 +70,15 @@ struct Found {
   nn::GptConfig config;
   distributed::ShardFiles files;
   examples::TextTokenizer text;
+  std::vector<std::int32_t> ends;  // tokens that end a text
 };
 
 Found find_hf(const Options& o) {
   examples::ModelFolder m = examples::open_hf_model(o.model);
-  return {m.config, std::move(m.files),
-          o.tokenizer.empty() ? std::move(m.text) : examples::open_text_tokenizer(o.tokenizer)};
+  examples::TextTokenizer text =
+      o.tokenizer.empty() ? std::move(m.text) : examples::open_text_tokenizer(o.tokenizer);
+  std::vector<std::int32_t> ends = examples::end_tokens(o.model, *text.tokenizer);
+  return {m.config, std::move(m.files), std::move(text), std::move(ends)};
 }
 
 // The model in the folder, once its files are known to hold all its tensors.
@@ -81,41 +91,26 @@ Found find(const Options& o) {
   Found all{examples::config_from_json(state.at("model")),
             distributed::ShardFiles(found.shards("model")),
             o.tokenizer.empty() ? examples::open_text_tokenizer(found, state)
-                                : examples::open_text_tokenizer(o.tokenizer)};
+                                : examples::open_text_tokenizer(o.tokenizer),
+            {}};
   examples::check_weights(all.config, all.files);
+  all.ends = examples::end_tokens("", *all.text.tokenizer);
   return all;
-}
-
-// Tables and caches get the length that is needed, not the model's maximum: that number comes from
-// a file and may be anything.
-nn::Gpt load(Found found, std::int64_t tokens) {
-  nn::GptConfig& c = found.config;
-  const std::int64_t seq = std::clamp(tokens + c.mtp.depths, c.mtp.depths + 1, c.seq);
-  if (c.arch == nn::Arch::llama) c.seq = seq;  // gpt2 has a trained embedding for every position
-  nn::Gpt model(c);
-  StateDict weights = found.files.state_dict();
-  std::erase_if(weights, [](const auto& entry) { return nn::is_fp8_state(entry.first); });
-  model.load_state_dict(weights);
-  model.config.seq = seq;
-  model.eval();
-  return model;
-}
-
-Tensor to_ids(std::span<const std::int32_t> tokens) {
-  return Tensor::from(tokens, {1, static_cast<std::int64_t>(tokens.size())});
 }
 
 std::string to_toml(const Options& o) {
   using train::toml_value;
   return message(
-      "checkpoint = {}\nmodel = {}\ntokenizer = {}\nexport = {}\nprompt = {}\ntokens = "
+      "checkpoint = {}\nmodel = {}\ntokenizer = {}\nexport = {}\nprompt = {}\nprompts = {}\n"
+      "stop = {}\nignore-end = {}\ntokens = "
       "{}\ntemperature = "
       "{}\ntopk = {}\ntopp = "
       "{}\n"
       "seed = {}\nthreads = {}\nspeculative = {}\n",
       toml_value(o.checkpoint), toml_value(o.model), toml_value(o.tokenizer),
-      toml_value(o.export_to), toml_value(o.prompt), o.tokens, o.temperature, o.top_k, o.top_p,
-      o.seed, o.threads, toml_value(o.speculative));
+      toml_value(o.export_to), toml_value(o.prompt), toml_value(o.prompts), toml_value(o.stop),
+      toml_value(o.ignore_end), o.tokens, o.temperature, o.top_k, o.top_p, o.seed, o.threads,
+      toml_value(o.speculative));
 }
 
 nn::SamplingOptions sampling(const Options& o, const tokenizer::Tokenizer& t) {
@@ -125,52 +120,68 @@ nn::SamplingOptions sampling(const Options& o, const tokenizer::Tokenizer& t) {
           .allows = [&t](std::int64_t token) { return t.has(token); }};
 }
 
-/// Prints the tokens after a prompt as text, whole characters at a time.
-class Printer {
- public:
-  /// The stream reads the prompt too: a space is left out only where a text begins.
-  Printer(const tokenizer::Tokenizer& t, std::span<const std::int32_t> prompt) : stream_(t) {
-    for (const std::int32_t token : prompt) stream_.next(token);
-  }
-  void print(std::span<const std::int32_t> tokens) {
-    for (const std::int32_t token : tokens) put(stream_.next(token));
-    std::fflush(stdout);
-  }
-  void finish() { put(stream_.finish() + "\n"); }
-
- private:
-  static void put(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
-  tokenizer::StreamDecoder stream_;
-};
-
-void one_by_one(const nn::Gpt& model, std::vector<std::int32_t> text, const Options& o,
-                const nn::SamplingOptions& sampling, Printer& printer) {
-  const auto window = static_cast<std::size_t>(model.config.seq);
-  nn::KvCache cache(model.config, 1, model.config.seq, model.embed.weight.dtype());
-  std::span<const std::int32_t> fresh(text);
-  if (fresh.size() > window) fresh = fresh.last(window);
+void one_by_one(const nn::Gpt& model, std::span<const std::int32_t> prompt, const Options& o,
+                const nn::SamplingOptions& sampling, examples::Printer& printer) {
+  examples::Continuation text(model);
+  text.append(prompt);
   for (std::int64_t i = 0; i < o.tokens; ++i) {
-    if (cache.length() + static_cast<std::int64_t>(fresh.size()) > cache.capacity()) {
-      // The window is full: continue from its second half.
-      cache.truncate(0);
-      fresh = std::span<const std::int32_t>(text).last(window / 2 + 1);
-    }
-    const Tensor logits = model.decode(to_ids(fresh), cache).select(0, 0);
-    const RandomKey key{static_cast<std::uint64_t>(o.seed), stream_of("generate"),
-                        static_cast<std::uint64_t>(i)};
-    text.push_back(static_cast<std::int32_t>(nn::sample_token(logits, sampling, key)));
-    fresh = std::span<const std::int32_t>(text).last(1);
-    printer.print(fresh);
+    const std::int32_t token =
+        text.next(sampling, static_cast<std::uint64_t>(o.seed), static_cast<std::uint64_t>(i));
+    if (!printer.print({&token, 1})) return;
   }
 }
 
 nn::Speculator::Stats several_a_pass(nn::Speculator& speculator,
                                      std::span<const std::int32_t> prompt, const Options& o,
-                                     Printer& printer) {
+                                     examples::Printer& printer) {
   speculator.start(prompt);
-  while (speculator.stats().tokens < o.tokens)
-    printer.print(speculator.next(o.tokens - speculator.stats().tokens));
+  while (speculator.stats().tokens < o.tokens &&
+         printer.print(speculator.next(o.tokens - speculator.stats().tokens))) {
+  }
   return speculator.stats();
+}
+
+// To stderr, so that it is not mixed into the text.
+void print_stats(const nn::Speculator::Stats& stats) {
+  std::fprintf(stderr,
+               "tokens per forward pass %.2f (%lld tokens in %lld passes, %lld of %lld drafts)\n",
+               stats.tokens_per_pass(), static_cast<long long>(stats.tokens),
+               static_cast<long long>(stats.passes), static_cast<long long>(stats.accepted),
+               static_cast<long long>(stats.drafted));
+}
+
+struct Prompts {
+  std::vector<std::string> texts;
+  std::vector<std::vector<std::int32_t>> tokens;
+  std::int64_t longest = 0;  // tokens
+};
+
+Prompts encode(const Options& o, const tokenizer::Tokenizer& t, std::int64_t vocab) {
+  Prompts all;
+  const char* flag = "--prompt";
+  all.texts = o.prompt;
+  if (!o.prompts.empty()) {
+    flag = "--prompts";
+    all.texts.clear();
+    std::istringstream lines(io::read_file(o.prompts));
+    for (std::string line; std::getline(lines, line);)
+      if (!line.empty()) all.texts.push_back(line);
+    check(!all.texts.empty(), "--prompts: '{}' must have a prompt in each line, got none",
+          o.prompts);
+  }
+  for (const std::string& text : all.texts) {
+    // Without the tokens around a text, such as "<s>", as training encodes it.
+    std::vector<std::int32_t> tokens = t.encode(text);
+    check(!tokens.empty(), "{}: the tokenizer makes no token of it, got {}", flag,
+          io::json_quote(tokenizer::shown(text)));
+    for (const std::int32_t token : tokens)
+      check(token < vocab,
+            "--tokenizer: gives the token {}, and the model has {}: it is another model's", token,
+            vocab);
+    all.longest = std::max(all.longest, std::ssize(tokens));
+    all.tokens.push_back(std::move(tokens));
+  }
+  return all;
 }
 
 void generate(const Options& o) {
@@ -185,7 +196,9 @@ void generate(const Options& o) {
         "--speculative: the checkpoint has no multi-token prediction; remove the flag, or train a "
         "model with --mtp 1");
   if (o.dry_run) {
-    std::printf("%s", nn::to_string(load(std::move(found), config.seq)).c_str());
+    std::printf(
+        "%s",
+        nn::to_string(examples::load_model(config, std::move(found.files), config.seq)).c_str());
     return;
   }
   const std::shared_ptr<const tokenizer::Tokenizer> text = found.text.tokenizer;
@@ -194,35 +207,30 @@ void generate(const Options& o) {
       "--checkpoint: the model writes {} different tokens, more than the bytes tokenizer has, {}; "
       "name its own with --tokenizer",
       config.vocab, text->vocab());
-  // Without the tokens around a text, such as "<s>", as training encodes it.
-  const std::vector<std::int32_t> prompt = text->encode(o.prompt);
-  check(!prompt.empty(), "--prompt: the tokenizer makes no token of it, got {}",
-        io::json_quote(tokenizer::shown(o.prompt)));
-  for (const std::int32_t token : prompt)
-    check(token < config.vocab,
-          "--tokenizer: gives the token {}, and the model has {}: it is another model's", token,
-          config.vocab);
-  const nn::Gpt model = load(std::move(found), static_cast<std::int64_t>(prompt.size()) + o.tokens);
+  const Prompts prompts = encode(o, *text, config.vocab);
+  const examples::Ends ends{o.ignore_end ? std::vector<std::int32_t>{} : found.ends, o.stop};
+  const nn::Gpt model =
+      examples::load_model(config, std::move(found.files), prompts.longest + o.tokens);
   std::optional<nn::Speculator> speculator;  // made before anything is printed: it checks the model
   const nn::SamplingOptions choice = sampling(o, *text);
   if (o.speculative) speculator.emplace(model, choice, static_cast<std::uint64_t>(o.seed));
-  Printer printer(*text, prompt);
-  // The stream holds the bytes of an incomplete character, and prints them with the rest of it.
-  std::fwrite(o.prompt.data(), 1, o.prompt.size() - tokenizer::incomplete_utf8(o.prompt), stdout);
-  if (!speculator) {
-    one_by_one(model, prompt, o, choice, printer);
+  for (std::size_t i = 0; i < prompts.texts.size(); ++i) {
+    const std::string& prompt = prompts.texts[i];
+    const std::vector<std::int32_t>& tokens = prompts.tokens[i];
+    if (i > 0) examples::put_text("\n");
+    examples::Printer printer(*text, tokens, ends);
+    // The stream holds the bytes of an incomplete character, and prints them with the rest of it.
+    examples::put_text(
+        std::string_view(prompt).substr(0, prompt.size() - tokenizer::incomplete_utf8(prompt)));
+    if (!speculator) {
+      one_by_one(model, tokens, o, choice, printer);
+      printer.finish();
+      continue;
+    }
+    const nn::Speculator::Stats stats = several_a_pass(*speculator, tokens, o, printer);
     printer.finish();
-    return;
+    print_stats(stats);
   }
-  const nn::Speculator::Stats stats = several_a_pass(*speculator, prompt, o, printer);
-  printer.finish();
-  std::fflush(stdout);
-  // To stderr, so that it is not mixed into the text.
-  std::fprintf(stderr,
-               "tokens per forward pass %.2f (%lld tokens in %lld passes, %lld of %lld drafts)\n",
-               stats.tokens_per_pass(), static_cast<long long>(stats.tokens),
-               static_cast<long long>(stats.passes), static_cast<long long>(stats.accepted),
-               static_cast<long long>(stats.drafted));
 }
 
 }  // namespace
@@ -238,8 +246,11 @@ int main(int argc, char** argv) try {
            "bytes, or the file or folder of a tokenizer; empty: the one in the checkpoint");
   line.add("--model", o.model, "Hugging Face folder, in place of --checkpoint");
   line.add("--export", o.export_to, "write the whole model to this .safetensors file, and stop");
-  line.add("--prompt", o.prompt, "text to go on from");
-  line.add("--tokens", o.tokens, "tokens to add");
+  line.add("--prompt", o.prompt, "text to go on from; several: one result after the other");
+  line.add("--prompts", o.prompts, "file with a prompt in each line, in place of --prompt");
+  line.add("--stop", o.stop, "text before which the result ends; several: the first that comes");
+  line.add("--ignore-end", o.ignore_end, "go on after a token that ends a text");
+  line.add("--tokens", o.tokens, "most tokens to add");
   line.add("--temperature", o.temperature, "0: always the likeliest");
   line.add("--topk", o.top_k, "choose among this many; 0: all");
   line.add("--topp", o.top_p, "choose among the likeliest with this probability together");

@@ -1,5 +1,6 @@
 #include "weft/examples/common/model_folder.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -8,6 +9,8 @@
 #include "weft/examples/common/gpt_task.h"
 #include "weft/io/checkpoint.h"
 #include "weft/io/file.h"
+#include "weft/io/json.h"
+#include "weft/nn/fp8.h"
 #include "weft/tokenizer/tokenizer.h"
 
 namespace weft::examples {
@@ -28,7 +31,51 @@ ModelFolder open_run(const std::string& path) {
   return m;
 }
 
+// The ids in a JSON file: a number, a list of them, or null.
+std::vector<std::int32_t> ids_in(const std::string& file) {
+  if (!io::exists(file)) return {};
+  const io::Json json = io::Json::parse(io::read_file(file), file);
+  const io::Json* const found = json.find("eos_token_id");
+  if (!found || found->is_null()) return {};
+  std::vector<std::int32_t> ids;
+  const auto add = [&](const io::Json& id) {
+    const std::int64_t value = id.as_int();
+    check(value >= 0 && value <= INT32_MAX, "{}: eos_token_id must be a token, got {}", file,
+          value);
+    ids.push_back(static_cast<std::int32_t>(value));
+  };
+  if (!found->is_array())
+    add(*found);
+  else
+    for (const io::Json& id : found->items()) add(id);
+  return ids;
+}
+
 }  // namespace
+
+// Tables and caches get the length that is needed, not the model's maximum: that number comes from
+// a file and may be anything.
+nn::Gpt load_model(nn::GptConfig c, const distributed::ShardFiles& files, std::int64_t tokens) {
+  const std::int64_t seq = std::clamp(tokens + c.mtp.depths, c.mtp.depths + 1, c.seq);
+  if (c.arch == nn::Arch::llama) c.seq = seq;  // gpt2 has a trained embedding for every position
+  nn::Gpt model(c);
+  StateDict weights = files.state_dict();
+  std::erase_if(weights, [](const auto& entry) { return nn::is_fp8_state(entry.first); });
+  model.load_state_dict(weights);
+  model.config.seq = seq;
+  model.eval();
+  return model;
+}
+
+std::vector<std::int32_t> end_tokens(const std::string& folder, const tokenizer::Tokenizer& t) {
+  if (!folder.empty())
+    for (const char* file : {"/generation_config.json", "/config.json"})
+      if (std::vector<std::int32_t> ids = ids_in(folder + file); !ids.empty()) return ids;
+  std::vector<std::int32_t> ids;
+  for (const char* text : {"<|endoftext|>", "<|end_of_text|>", "</s>"})
+    if (const auto id = t.find(text)) ids.push_back(*id);
+  return ids;
+}
 
 ModelFolder open_hf_model(const std::string& path) {
   distributed::HfFolder folder = distributed::open_hf_folder(path);

@@ -1,8 +1,11 @@
 #pragma once
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "weft/distributed/hf_folder.h"
 #include "weft/examples/common/text_tokenizer.h"
+#include "weft/nn/gpt.h"
 #include "weft/nn/gpt_config.h"
 
 namespace weft::examples {
@@ -20,5 +23,13 @@ struct ModelFolder {
 ModelFolder open_model_folder(const std::string& path);
 /// The same for a Hugging Face folder only.
 ModelFolder open_hf_model(const std::string& path);
+
+/// The model, for texts of at most `tokens` tokens, which may be more than it can take.
+nn::Gpt load_model(nn::GptConfig config, const distributed::ShardFiles& files, std::int64_t tokens);
+
+/// The tokens that end a text: those that generation_config.json or config.json of a Hugging Face
+/// folder names (`eos_token_id`); without them what tokenizers call <|endoftext|>,
+/// <|end_of_text|> or </s>. `folder` may be empty or of another kind.
+std::vector<std::int32_t> end_tokens(const std::string& folder, const tokenizer::Tokenizer& t);
 
 }  // namespace weft::examples

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""generate with stops and several prompts, and chat."""
+import json
+import pathlib
+import shutil
+import subprocess
+
+from support import BIN, SMALL, main, refused, run, text, train
+
+FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures"
+GREEDY = ["--temperature", 0, "--tokens", 30]
+
+
+def trained(folder):
+    train("--data", text(folder), "--out", f"{folder}/run", "--steps", 30, "--lr", 1e-2, "--arch", "llama", *SMALL)
+    return ["--checkpoint", f"{folder}/run"]
+
+
+def several_prompts_and_stops(folder):
+    model = trained(folder)
+    prompts = ["the cat sat", "dog", "a mat and saw that"]
+    for how in (GREEDY, ["--seed", 5, "--tokens", 40]):
+        alone = [train(*model, "--prompt", p, *how, program="generate").stdout for p in prompts]
+        flags = [word for p in prompts for word in ("--prompt", p)]
+        assert train(*model, *flags, *how, program="generate").stdout == "\n".join(alone)
+        file = pathlib.Path(folder) / "prompts.txt"
+        file.write_text("\n".join(prompts) + "\n")
+        assert train(*model, "--prompts", file, *how, program="generate").stdout == "\n".join(alone)
+    whole = train(*model, "--prompt", "the", *GREEDY, program="generate").stdout
+    stop = whole[10:13]  # some text that comes
+    cut = train(*model, "--prompt", "the", "--stop", "no such text", "--stop", stop, *GREEDY, program="generate").stdout
+    assert cut == whole[:3 + whole[3:].index(stop)] + "\n", (whole, stop, cut)
+    refused(run("generate", *model, "--stop", ""), 2, "--stop")
+    refused(run("generate", *model, "--prompts", f"{folder}/none"), 1, "none")
+    empty = pathlib.Path(folder) / "empty.txt"
+    empty.write_text("\n")
+    refused(run("generate", *model, "--prompts", empty), 2, "--prompts")
+
+
+def an_end_token_ends(folder):
+    here = pathlib.Path(folder) / "llama"
+    shutil.copytree(FIXTURES / "hf/llama", here)
+    greedy = ["--model", here, "--prompt", "go", *GREEDY]
+    whole = train(*greedy, "--ignore-end", program="generate").stdout
+    # Bytes are the tokens: one in the middle becomes an end.
+    end = next(ord(c) for c in whole[8:] if ord(c) < 128)
+    for name in ("generation_config.json", "config.json"):
+        config = json.loads((here / name).read_text()) if (here / name).exists() else {}
+        config["eos_token_id"] = [130, end]
+        (here / name).write_text(json.dumps(config))
+        got = train(*greedy, program="generate").stdout
+        assert got == whole[:whole.index(chr(end), 2)] + "\n", (whole, got)
+        (here / "generation_config.json").unlink(missing_ok=True)
+
+
+def chatting(folder):
+    """A model with the marks of ChatML, whose tokenizer says so; nothing is printed but its replies."""
+    tokenizer = json.loads((FIXTURES / "tokenizers/qwen.json").read_text())
+    mark = dict(tokenizer["added_tokens"][0])
+    tokenizer["added_tokens"] += [{**mark, "id": 500 + i, "content": c} for i, c in enumerate(("<|im_start|>", "<|im_end|>"))]
+    file = pathlib.Path(folder) / "tokenizer.json"
+    file.write_text(json.dumps(tokenizer))
+    train("--data", text(folder), "--tokenizer", file, "--out", f"{folder}/run", "--steps", 2, "--arch", "llama", *SMALL)
+    talk = pathlib.Path(folder) / "talk.txt"
+    talk.write_text("hi\n\n/new\nhi\n/quit\nunread\n")
+
+    def replies(*more):
+        with open(talk) as lines:
+            return subprocess.run([BIN / "chat", "--model", f"{folder}/run", "--tokens", "6", *map(str, more)], stdin=lines,
+                                  capture_output=True, text=True, errors="replace", timeout=60)
+
+    done = replies("--temperature", 0)
+    half = len(done.stdout) // 2
+    assert done.returncode == 0 and half > 1 and done.stdout[:half] == done.stdout[half:], done
+    refused(replies("--template", "llama3"), 2, "no token '<|eot_id|>'")
+    refused(replies("--template", "alpaca"), 2, "chatml", "alpaca")
+    refused(replies("--system", "x" * 200), 2, "message", "at most")
+    train("--data", text(folder), "--out", f"{folder}/bytes", "--steps", 1, *SMALL)
+    refused(run("chat", "--model", f"{folder}/bytes"), 2, "--template")
+    refused(run("chat"), 2, "--model")
+
+
+main([several_prompts_and_stops, an_end_token_ends, chatting])
