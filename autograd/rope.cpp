@@ -104,6 +104,10 @@ double pair_of(double turns, std::int64_t head_dim, double theta, const RopeScal
          (2 * std::log(theta));
 }
 
+double yarn_gain(double factor, double m) {
+  return factor <= 1 ? 1 : 0.1 * m * std::log(factor) + 1;
+}
+
 double yarn_share(std::int64_t pair, std::int64_t head_dim, double theta, const RopeScaling& s) {
   const double last = static_cast<double>(head_dim - 1);
   const double low = std::max(std::floor(pair_of(s.beta_fast, head_dim, theta, s)), 0.0);
@@ -117,7 +121,15 @@ double yarn_share(std::int64_t pair, std::int64_t head_dim, double theta, const 
 double RopeScaling::table_factor() const {
   if (kind != Kind::yarn) return 1;
   if (attention != 0) return attention;
-  return factor <= 1 ? 1 : 0.1 * std::log(factor) + 1;
+  if (mscale != 0 && mscale_all != 0)
+    return yarn_gain(factor, mscale) / yarn_gain(factor, mscale_all);
+  return yarn_gain(factor, 1);
+}
+
+double RopeScaling::score_factor() const {
+  if (kind != Kind::yarn || mscale_all == 0) return 1;
+  const double g = yarn_gain(factor, mscale_all);
+  return g * g;
 }
 
 std::vector<double> rope_frequencies(std::int64_t head_dim, double theta, const RopeScaling& s) {

@@ -16,9 +16,16 @@ struct RopeScaling {
   std::int64_t original = 0;  ///< llama3, yarn: tokens of the sequences before
   double low = 1, high = 4;   ///< llama3: waves per `original` tokens where the transition is
   double beta_fast = 32, beta_slow = 1;  ///< yarn: the same
-  double attention = 0;                  ///< yarn: factor of cos and sin; 0: 0.1 ln(factor) + 1
+  double attention = 0;                  ///< yarn: factor of cos and sin; 0: from the next two
+  /// yarn, with g(m) = 0.1 m ln(factor) + 1: cos and sin are multiplied by g(mscale) /
+  /// g(mscale_all) if both are set, else by g(1); latent attention multiplies its scores by
+  /// g(mscale_all)^2.
+  double mscale = 0, mscale_all = 0;
   /// The factor of cos and sin.
   double table_factor() const;
+  /// The factor of the scores of latent attention.
+  /// Source: DeepSeek-AI 2024, arXiv:2412.19437, and its published model code.
+  double score_factor() const;
 };
 
 /// The angle from one position to the next for each pair of elements of a head, head_dim / 2

@@ -1,5 +1,7 @@
 #include "weft/autograd/router.h"
 
+#include <algorithm>
+
 #include "weft/autograd/operand.h"
 #include "weft/autograd/sinkhorn.h"
 #include "weft/autograd/tape.h"
@@ -53,18 +55,28 @@ void detail::check_router(const char* op, std::int64_t experts, const RouterOpti
         o.score == RouterScore::sigmoid ? "sigmoid" : "sqrt_softplus");
   check(!has_bias || o.score != RouterScore::softmax,
         "{}: an expert bias goes with score sigmoid or sqrt_softplus, got softmax", op);
+  check(o.normalise || o.score != RouterScore::softmax,
+        "{}: normalise = false goes with score sigmoid or sqrt_softplus, got softmax", op);
   check(o.scaling > 0 && std::isfinite(o.scaling), "{}: scaling must be above 0, got {}", op,
         o.scaling);
   if (G == 0) {
     check(o.group_topk == 0, "{}: group_topk needs groups, got group_topk {} and no groups", op,
           o.group_topk);
+    check(o.group_best == 0, "{}: group_best needs groups, got group_best {} and no groups", op,
+          o.group_best);
     return;
   }
   check(G >= 1 && experts % G == 0, "{}: groups must divide the number of experts {}, got {}", op,
         experts, G);
   check(o.group_topk >= 1 && o.group_topk <= G, "{}: group_topk must be in [1, groups {}], got {}",
         op, G, o.group_topk);
-  check(k >= o.group_topk,
+  const std::int64_t most = std::min(experts / G, kRouterTopk);
+  check(o.group_best >= 0 && o.group_best <= most,
+        "{}: group_best must be in [0, {}] (experts of a group, at most {}), got {}", op, most,
+        kRouterTopk, o.group_best);
+  check(o.group_topk <= kRouterTopk, "{}: group_topk must be at most {}, got {}", op, kRouterTopk,
+        o.group_topk);
+  check(k >= o.group_topk || o.group_best > 0,
         "{}: topk must be at least group_topk {} (a group's score is the sum of its topk / "
         "group_topk best), got {}",
         op, o.group_topk, k);

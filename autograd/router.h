@@ -15,21 +15,22 @@ struct Routing {
 ///
 ///   softmax         the k largest logits, softmax over these k: the row sums to 1
 ///   softmax, pre    softmax over all E first; its k largest values
-///   sigmoid         s = 1 / (1 + exp(-x)); the selected ones divided by their sum + 1e-20 (k > 1)
+///   sigmoid         s = 1 / (1 + exp(-x)); the selected ones divided by their sum + 1e-20 (k > 1),
+///                   unless normalise is false
 ///   sqrt_softplus   s = sqrt(log(1 + exp(x))); normalized like sigmoid
 ///
 /// and all times `scaling`. expert_bias is added to the scores for the selection only: it does not
 /// change the probabilities and gets no gradient. With groups, a group's score is the sum of its
-/// topk / group_topk best (biased) scores, and only the best group_topk groups can be selected.
-/// Tokens with padding = true get no expert.
+/// group_best (0: topk / group_topk) best (biased) scores, and only the best group_topk groups can
+/// be selected. Tokens with padding = true get no expert.
 ///
 /// Shapes   logits (T, E), expert_bias (E) or null, padding (T) or null  ->  two of (T, k)
 /// Dtypes   logits f32, f64, bf16, f16; expert_bias f32; padding bool; probs f64 for f64, else f32
 /// Device   cpu, cuda, meta
 /// Saves    logits, experts
 /// Throws   Error unless 1 <= k <= E, k <= 32, E <= 1024; on k = 1 with a softmax over the selected
-///          experts (its gradient is 0), on a bias with softmax, on groups that do not divide E or
-///          cannot hold k experts
+///          experts (its gradient is 0), on a bias with softmax, on normalise = false with it, on
+///          groups that do not divide E, cannot hold k experts or have fewer than group_best
 /// Source   Shazeer et al. 2017, arXiv:1701.06538; sigmoid scores, groups and bias: DeepSeek-AI
 ///          2024, arXiv:2412.19437, and Wang et al. 2024, arXiv:2408.15664
 Routing route(const Tensor& logits, const Tensor& expert_bias, const RouterOptions& options,

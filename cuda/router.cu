@@ -75,7 +75,7 @@ __device__ inline void keep_best_groups(Candidates<R>& experts, const RouterOpti
   const int groups = static_cast<int>(o.groups), kept = static_cast<int>(o.group_topk);
   const int size = experts.n / groups, lane = static_cast<int>(threadIdx.x);
   for (int g = lane; g < groups; g += kWarp)
-    sums[g] = sum_of_best(experts.row + g * size, size, static_cast<int>(o.topk) / kept);
+    sums[g] = sum_of_best(experts.row + g * size, size, static_cast<int>(router_group_best(o)));
   __syncwarp();
   Candidates<R> best{sums, groups};
   best.find();

@@ -16,6 +16,7 @@ namespace {
 constexpr const char* kConfig = "/config.json";
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kScales = "_scale_inv";
 constexpr std::int64_t kMostJson = std::int64_t{64} << 20;
 
 io::Json read_json(const std::string& path) {
@@ -54,8 +55,9 @@ std::vector<std::string> files_of(const std::string& folder) {
   return paths;
 }
 
-// "layers.12.x" for "layers.*.x".
+// "layers.12.x" for "layers.*.x"; whatever starts with a pattern that ends with a dot.
 bool matches(std::string_view name, std::string_view pattern) {
+  if (pattern.ends_with('.')) return name.starts_with(pattern);
   const std::size_t star = pattern.find('*');
   if (star == pattern.npos) return name == pattern;
   const std::string_view head = pattern.substr(0, star), tail = pattern.substr(star + 1);
@@ -83,7 +85,7 @@ std::string listed_name(const nn::HfFamily& family, const std::string& stored,
 
 // By the names in the files, after every tensor and its shape has been checked.
 Renames renames_of(const nn::HfFamily& family, const std::vector<nn::HfTensor>& table,
-                   const std::vector<std::string>& paths) {
+                   const std::vector<std::string>& paths, std::int64_t fp8_block) {
   std::map<std::string, const nn::HfTensor*, std::less<>> by_name;
   std::set<std::string, std::less<>> listed;
   for (const nn::HfTensor& t : table) {
@@ -96,23 +98,43 @@ Renames renames_of(const nn::HfFamily& family, const std::vector<nn::HfTensor>& 
     const io::SafetensorsFile file =
         io::SafetensorsFile::of_index(path, io::SafetensorsFile::read_index(path));
     for (const std::string& stored : file.names()) {
+      if (fp8_block > 0 && stored.ends_with(kScales)) continue;  // read with its tensor
       const std::string name = listed_name(family, stored, listed);
       if (name.empty()) continue;
       check(found.insert(name).second, "'{}': tensor {} is in two files", path,
             io::json_quote(name));
       const nn::HfTensor& t = *by_name[name];
+      if (t.copy) continue;
       check(file.shape(stored) == t.shape, "'{}': tensor {} must have shape {}, got {}", path,
             io::json_quote(stored), t.shape, file.shape(stored));
-      check(is_floating(file.dtype(stored)) && size_of(file.dtype(stored)) > 1,
+      const DType dtype = file.dtype(stored);
+      const bool scaled = fp8_block > 0 && dtype == DType::e4m3 && t.shape.size() == 2;
+      check(scaled || (is_floating(dtype) && size_of(dtype) > 1),
             "'{}': tensor {} must be of f32, f64, bf16 or f16, got {}", path,
-            io::json_quote(stored), file.dtype(stored));
-      renames[stored] = {
-          t.parameter, {{t.whole, {}}, t.first, t.first + t.shape.numel()}, t.transposed};
+            io::json_quote(stored), dtype);
+      renames[stored] = {t.parameter,
+                         {{t.whole, {}}, t.first, t.first + t.shape.numel()},
+                         t.transposed,
+                         t.rows,
+                         scaled ? stored + kScales : "",
+                         fp8_block};
     }
   }
   for (const nn::HfTensor& t : table)
-    check(found.contains(t.name), "'{}': tensor {} is missing", paths[0], io::json_quote(t.name));
+    check(t.copy || found.contains(t.name), "'{}': tensor {} is missing", paths[0],
+          io::json_quote(t.name));
   return renames;
+}
+
+// Transformers writes folders without the MTP layers that config.json still counts.
+bool lacks_mtp(const std::vector<nn::HfTensor>& table, const std::vector<std::string>& paths) {
+  const auto is_of_mtp = [](const nn::HfTensor& t) { return t.parameter.starts_with("mtp."); };
+  const auto first = std::find_if(table.begin(), table.end(), is_of_mtp);
+  return first != table.end() && std::none_of(paths.begin(), paths.end(), [&](const auto& path) {
+           const io::SafetensorsFile file =
+               io::SafetensorsFile::of_index(path, io::SafetensorsFile::read_index(path));
+           return file.contains(first->name);
+         });
 }
 
 HfFolder open_checked(const std::string& path) {
@@ -121,14 +143,19 @@ HfFolder open_checked(const std::string& path) {
   const nn::HfFamily& family = nn::hf_family(json);
   nn::GptConfig config = nn::read_hf_config(family, json);
   const std::vector<std::string> paths = files_of(path);
+  const std::int64_t block = nn::hf_fp8_block(family, json);
   // First by count: a table of the sizes that a file claims could be larger than the memory.
   double values = 0;
   for (const std::string& file : paths)
-    values += static_cast<double>(io::file_size(file)) / 2;  // two bytes or more each
-  check(static_cast<double>(config.parameter_count()) <= values,
+    values += static_cast<double>(io::file_size(file)) / (block > 0 ? 1 : 2);  // bytes, or more
+  nn::GptConfig least = config;
+  least.mtp.depths = 0;
+  check(static_cast<double>(least.parameter_count()) <= values,
         "'{}': config.json describes {} parameters, the files hold {} at most", path,
-        config.parameter_count(), values);
-  return {&family, config, ShardFiles(paths, renames_of(family, family.tensors(config), paths))};
+        least.parameter_count(), values);
+  if (config.mtp.depths > 0 && lacks_mtp(family.tensors(config), paths)) config = least;
+  return {&family, config,
+          ShardFiles(paths, renames_of(family, family.tensors(config), paths, block))};
 }
 
 const char* torch_word(DType t) {
@@ -141,8 +168,9 @@ const char* torch_word(DType t) {
 Tensor read_part(const ShardFiles& files, const nn::HfTensor& t) {
   const Tensor out = Tensor::empty({t.shape.numel()}, files.dtype(t.parameter));
   files.read_into(t.parameter, {{t.whole, {}}, t.first, t.first + t.shape.numel()}, out);
-  if (!t.transposed) return out.view(t.shape);
-  return out.view(t.whole).transpose(0, 1).contiguous();
+  if (t.transposed) return out.view(t.whole).transpose(0, 1).contiguous();
+  const Tensor rows = out.view(t.shape);
+  return t.rows.empty() ? rows : move_rows(rows, t.rows, true);
 }
 
 // How many tensors of the list go into each file.

@@ -79,8 +79,9 @@ class Parallelizer {
         {Shard::kHeadLoss, &Parallelizer::loss},
         {Shard::kHeads, &Parallelizer::heads},
         {Shard::kTokens, &Parallelizer::tokens},
-        {0, &Parallelizer::own_parameters}};
-    static_assert(std::size(kRules) == static_cast<std::size_t>(Kind::own) + 1);
+        {0, &Parallelizer::own_parameters},
+        {Shard::kRowSum, &Parallelizer::norm}};
+    static_assert(std::size(kRules) == static_cast<std::size_t>(Kind::norm) + 1);
     const Rule& rule = kRules[static_cast<std::size_t>(p.kind)];
     const bool enters = p.communicates && (p.kind == Kind::heads || p.kind == Kind::tokens);
     const unsigned needed = rule.members | (enters ? +Shard::kEnter : 0U);
@@ -256,6 +257,16 @@ class Parallelizer {
             name, parameter, width_of(units), t.dim(0));
       keep(t, 0, cut_units(name, units, tp_).ranges);
     }
+  }
+
+  void norm(const std::string& name, const Placement& p, nn::Shard& s) {
+    const Tensor weight = own(name, "weight");
+    check_width(name, weight.dim(0), p);
+    keep(weight, 0, cut_units(name, p.units, tp_).ranges);
+    s.sum_row = [g = &tp_](Tensor part) {
+      return copy_to_group(reduce_from_group(std::move(part), *g), *g);
+    };
+    s.row_ranks = tp_.size();
   }
 
   // For parameters of no sharded layer: the first rule that matches a module they are in.

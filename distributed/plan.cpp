@@ -13,10 +13,17 @@ std::string in_block(const char* name) { return std::string(kBlock) + name; }
 
 void add_attention(std::vector<Plan::Rule>& rules, const nn::GptConfig& c) {
   const Units heads{"heads", c.heads, c.head_dim()};
-  const Units kv{"key heads", c.kv_head_count(), c.head_dim(), true};
+  const Units queries{"heads", c.heads, c.head_dim() * (c.attn_gate ? 2 : 1)};
+  // A norm over all heads of keys counts each once, so that no two ranks may hold the same one.
+  const Units kv{"key heads", c.kv_head_count(), c.head_dim(), !c.qk_norm_joint};
   rules.push_back({in_block("attn"), Placement::heads(c.heads, false)});
-  rules.push_back({in_block(R"(attn\.qkv)"), Placement::column({heads, kv, kv})});
+  rules.push_back({in_block(R"(attn\.qkv)"), Placement::column({queries, kv, kv})});
   rules.push_back({in_block(R"(attn\.proj)"), Placement::row(heads)});
+  if (c.qk_norm_joint) {
+    rules.push_back({in_block(R"(attn\.q_norm)"), Placement::norm(heads)});
+    rules.push_back({in_block(R"(attn\.k_norm)"), Placement::norm(kv)});
+    return;
+  }
   // Their gradients cover this rank's heads only.
   if (c.qk_norm) rules.push_back({in_block(R"(attn\.[qk]_norm)"), Placement::whole(true)});
 }
@@ -75,7 +82,7 @@ std::string gathers_again(const nn::GptConfig& c) {
 Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
   std::int64_t attentions = 0, experts = 0;
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    attentions += c.mixer(i) == 'a';
+    attentions += !c.is_delta(i);
     experts += c.has_experts(i);
   }
   const bool scatters = o.sequence && c.arch == nn::Arch::gpt2;

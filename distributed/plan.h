@@ -31,6 +31,7 @@ struct Placement {
     heads,   ///< an attention layer with a shard of the heads
     tokens,  ///< a model whose tokens are split between products
     own,     ///< rows of a layer's own parameters, besides its products
+    norm,    ///< a norm of rows that are sharded: parts of the weight, statistics summed
   };
   Kind kind = Kind::whole;
   std::vector<Units> units = {};  ///< column, row: packed one after another; else what is sharded
@@ -60,6 +61,7 @@ struct Placement {
   static Placement own(std::map<std::string, std::vector<Units>> parameters) {
     return {.kind = Kind::own, .parameters = std::move(parameters)};
   }
+  static Placement norm(Units units) { return {.kind = Kind::norm, .units = {std::move(units)}}; }
   /// `scatters`: the embedded tokens are not split yet; split them before the first dropout.
   static Placement tokens(bool scatters) {
     return {.kind = Kind::tokens, .communicates = scatters};

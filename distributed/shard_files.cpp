@@ -146,6 +146,21 @@ io::FileSummary save_slices(const std::string& path, const SlicedTensors& slices
   return save_slices(path, sources_of(slices), metadata);
 }
 
+Tensor move_rows(const Tensor& given, const std::vector<std::int64_t>& rows, bool back) {
+  const Tensor x = given.contiguous(), out = empty_like(x);
+  check(std::ssize(rows) == x.dim(0), "move_rows: there must be {} numbers of rows, got {}",
+        x.dim(0), rows.size());
+  const auto bytes = static_cast<std::size_t>(x.numel() / x.dim(0)) * size_of(x.dtype());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto there = static_cast<std::size_t>(rows[i]);
+    check(there < rows.size(), "move_rows: rows must be below {}, got {}", rows.size(), rows[i]);
+    const std::size_t from = back ? there : i, to = back ? i : there;
+    std::memcpy(static_cast<char*>(out.raw()) + to * bytes,
+                static_cast<const char*>(x.raw()) + from * bytes, bytes);
+  }
+  return out;
+}
+
 ShardFiles::ShardFiles(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) add_file(path, io::SafetensorsFile::read_index(path));
   sort_sources();
@@ -154,7 +169,17 @@ ShardFiles::ShardFiles(const std::vector<std::string>& paths) {
 ShardFiles::ShardFiles(const std::vector<std::string>& paths, const Renames& renames) {
   for (const std::string& path : paths)
     add_renamed(path, io::SafetensorsFile::read_index(path), renames);
+  for (const Renamed& r : renamed_)
+    if (!r.scales.empty()) file_of(r);  // throws if it is missing
   sort_sources();
+}
+
+std::uint32_t ShardFiles::file_of(const Renamed& r) const {
+  const auto holds = [&](const io::SafetensorsFile& f) { return f.contains(r.scales); };
+  const auto file = std::find_if(files_.begin(), files_.end(), holds);
+  check_system(file != files_.end(), "checkpoint: {} needs the tensor '{}', which no file has",
+               r.name, r.scales);
+  return static_cast<std::uint32_t>(file - files_.begin());
 }
 
 ShardFiles::ShardFiles(World& world, const std::vector<std::string>& paths) {
@@ -255,18 +280,18 @@ void ShardFiles::add_renamed(const std::string& path, io::SafetensorsIndex index
                  path, found->first, r.slice.end - r.slice.begin, values);
     sources_.push_back({number, i, static_cast<std::uint32_t>(slices_.size())});
     slices_.push_back(r.slice);
-    renamed_.push_back({r.name, r.transposed});
+    renamed_.push_back(r);
   }
 }
 
 void ShardFiles::check_agreement(const Source& first, const Source& other) const {
   const std::string name(stored(other));
-  const io::SafetensorsFile &a = files_[first.file], &b = files_[other.file];
-  const DType dtype = a.dtype(std::string(stored(first)));
+  const io::SafetensorsFile& b = files_[other.file];
+  const DType dtype = dtype_of(first);
   const Shape shape = whole_shape(first), other_shape = whole_shape(other);
-  check_system(shape == other_shape && dtype == b.dtype(name),
+  check_system(shape == other_shape && dtype == dtype_of(other),
                "'{}': {} must be {} {} as in the other files, got {} {}", b.path(), name, dtype,
-               shape, b.dtype(name), other_shape);
+               shape, dtype_of(other), other_shape);
 }
 
 Shape ShardFiles::whole_shape(const Source& s) const {
@@ -296,10 +321,35 @@ bool ShardFiles::contains(const std::string& name) const {
   return found != sources_.end() && this->name(*found) == name;
 }
 
-// As stored, but for transposed ones.
+// The values of a matrix of codes with a factor for each block, in bf16.
+Tensor ShardFiles::scaled(const Tensor& codes, const Renamed& how) const {
+  const Tensor factors = opened(file_of(how)).tensor(how.scales).to(DType::f32).contiguous();
+  const Tensor out = codes.to(DType::f32).contiguous();
+  const std::int64_t rows = out.dim(0), columns = out.dim(1), b = how.block;
+  const Shape blocks{(rows + b - 1) / b, (columns + b - 1) / b};
+  check_system(factors.shape() == blocks, "checkpoint: '{}' must have shape {}, got {}", how.scales,
+               blocks, factors.shape());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* const row = out.data<float>() + r * columns;
+    const float* const factor = factors.data<float>() + r / b * blocks[1];
+    for (std::int64_t i = 0; i < columns; ++i) row[i] *= factor[i / b];
+  }
+  return out.to(DType::bf16);
+}
+
+// In the order of the part, and with its values.
 Tensor ShardFiles::tensor(const Source& s) const {
-  const Tensor t = opened(s.file).tensor(std::string(stored(s)));
-  return is_transposed(s) ? t.transpose(0, 1).contiguous() : t;
+  Tensor t = opened(s.file).tensor(std::string(stored(s)));
+  if (!is_rearranged(s)) return t;
+  const Renamed& how = renamed_[s.slice];
+  if (!how.scales.empty()) t = scaled(t, how);
+  if (how.transposed) return t.transpose(0, 1).contiguous();
+  return how.rows.empty() ? t : move_rows(t, how.rows);
+}
+
+DType ShardFiles::dtype_of(const Source& s) const {
+  const bool is_scaled = !renamed_.empty() && !renamed_[s.slice].scales.empty();
+  return is_scaled ? DType::bf16 : files_[s.file].dtype(std::string(stored(s)));
 }
 
 std::vector<ShardFiles::Source>::const_iterator ShardFiles::first_of(
@@ -318,10 +368,7 @@ std::span<const ShardFiles::Source> ShardFiles::sources(const std::string& name)
 }
 
 Shape ShardFiles::shape(const std::string& name) const { return whole_shape(sources(name)[0]); }
-DType ShardFiles::dtype(const std::string& name) const {
-  const Source& first = sources(name)[0];
-  return files_[first.file].dtype(std::string(stored(first)));
-}
+DType ShardFiles::dtype(const std::string& name) const { return dtype_of(sources(name)[0]); }
 
 void ShardFiles::read_into(const std::string& name, const ShardSlice& slice,
                            const Tensor& out) const {
@@ -335,7 +382,7 @@ void ShardFiles::read_into(const std::string& name, const ShardSlice& slice,
     if (!same(this->slice(s), slice)) continue;
     const io::SafetensorsFile& file = opened(s.file);
     const std::string own(stored(s));
-    if (!is_transposed(s) && file.shape(own) == out.shape()) return file.read_into(own, out);
+    if (!is_rearranged(s) && file.shape(own) == out.shape()) return file.read_into(own, out);
     out.copy_(tensor(s).view(out.shape()));
     return;
   }
@@ -388,7 +435,7 @@ std::vector<ShardFiles::Run> ShardFiles::read_from(const Source& s, const std::v
                 static_cast<const char*>(from.raw()) + (piece.from - begin) * width,
                 static_cast<std::size_t>(piece.count * width));
   };
-  if (is_transposed(s)) {
+  if (is_rearranged(s)) {
     const Tensor all = tensor(s);
     for (const Piece& piece : pieces) copy(piece, all, 0);
     out.bump_version();

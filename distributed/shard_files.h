@@ -33,13 +33,23 @@ struct SlicedTensor {
 };
 using SlicedTensors = std::map<std::string, SlicedTensor>;
 
-/// The place of a tensor that a file has under another name, as a part of a larger one, or as (in,
-/// out) where the whole is (out, in).
+/// The place of a tensor that a file has under another name, as a part of a larger one, and how its
+/// values differ from those of that part.
 struct Renamed {
   std::string name;
-  ShardSlice slice;  ///< one range of elements, or, transposed, the whole
-  bool transposed = false;
+  ShardSlice slice;         ///< one range of elements, or, transposed, the whole
+  bool transposed = false;  ///< as (in, out) where the whole is (out, in)
+  /// Row i of the file's is row rows[i] of the part; empty: in the same order.
+  std::vector<std::int64_t> rows = {};
+  /// Name, in any of the files, of the f32 factors of an e4m3 matrix, one for each block of `block`
+  /// rows and columns; empty: none. The products are rounded to bf16.
+  std::string scales = {};
+  std::int64_t block = 0;
 };
+/// x, with its row i as row rows[i]; or, `back`, row rows[i] as row i. Row: an index of axis 0.
+/// Throws Error unless there are as many numbers as rows.
+Tensor move_rows(const Tensor& x, const std::vector<std::int64_t>& rows, bool back = false);
+
 /// By the name in the file; tensors that are not listed are left out.
 using Renames = std::map<std::string, Renamed, std::less<>>;
 
@@ -68,8 +78,9 @@ class ShardFiles {
   /// or two files that disagree about a tensor.
   explicit ShardFiles(const std::vector<std::string>& paths);
   /// Reads files of another program. Of a tensor that it stores in parts, only those that a slice
-  /// needs are read, and of these only the elements that it needs; transposed ones are read whole.
-  /// Throws Error, too, when a listed tensor has not as many elements as its slice.
+  /// needs are read, and of these only the elements that it needs; those that are transposed,
+  /// scaled or in another order of rows are read whole. Throws Error, too, when a listed tensor has
+  /// not as many elements as its slice.
   ShardFiles(const std::vector<std::string>& paths, const Renames& renames);
   /// The same on every rank of the world, which call it together: rank 0 reads the headers, and the
   /// others open only the files whose data they need.
@@ -117,9 +128,16 @@ class ShardFiles {
   /// Its name in the file.
   std::string_view stored(const Source& s) const { return files_[s.file].name(s.tensor); }
   Tensor tensor(const Source& s) const;
-  bool is_transposed(const Source& s) const {
-    return !renamed_.empty() && renamed_[s.slice].transposed;
+  DType dtype_of(const Source& s) const;
+  /// Whether the values must be read whole: see Renamed.
+  bool is_rearranged(const Source& s) const {
+    if (renamed_.empty()) return false;
+    const Renamed& r = renamed_[s.slice];
+    return r.transposed || !r.rows.empty() || !r.scales.empty();
   }
+  /// The file with the factors of a scaled tensor. Throws Error if there is none.
+  std::uint32_t file_of(const Renamed& scaled) const;
+  Tensor scaled(const Tensor& codes, const Renamed& how) const;
   Shape whole_shape(const Source& s) const;
   ShardSlice slice(const Source& s) const;
   /// The first source of a tensor, if it has any.
@@ -140,11 +158,7 @@ class ShardFiles {
   std::vector<io::SafetensorsFile> files_;
   mutable std::deque<std::uint32_t> open_;  // files that may be open, oldest first
   std::deque<ShardSlice> slices_;
-  struct Alias {
-    std::string name;
-    bool transposed;
-  };
-  std::deque<Alias> renamed_;    // of each slice, if the files are another program's
+  std::deque<Renamed> renamed_;  // of each slice, if the files are another program's
   std::vector<Source> sources_;  // sorted by name, then by file
 };
 

@@ -4,6 +4,7 @@
 
 #include "weft/autograd/attention.h"
 #include "weft/autograd/discard.h"
+#include "weft/autograd/elementwise.h"
 #include "weft/autograd/rope.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
@@ -18,10 +19,23 @@ std::int64_t width_of_head(std::int64_t dim, std::int64_t heads, std::int64_t gi
   return given ? given : dim / heads;
 }
 
-std::int64_t packed_rows(std::int64_t head_dim, std::int64_t heads, std::int64_t kv_heads) {
-  check(kv_heads >= 0 && heads % (kv_heads ? kv_heads : heads) == 0,
-        "attention: heads {} must be a multiple of kv_heads {}", heads, kv_heads);
-  return (heads + 2 * (kv_heads ? kv_heads : heads)) * head_dim;
+std::int64_t packed_rows(std::int64_t head_dim, std::int64_t heads, const AttentionOptions& o) {
+  check(o.kv_heads >= 0 && heads % (o.kv_heads ? o.kv_heads : heads) == 0,
+        "attention: heads {} must be a multiple of kv_heads {}", heads, o.kv_heads);
+  return (heads * (o.gate ? 2 : 1) + 2 * (o.kv_heads ? o.kv_heads : heads)) * head_dim;
+}
+
+// rope() on as many elements at the start of each head as the table has angles for.
+Tensor turned(const Tensor& x, const RotaryTable& table, const Packing& packing,
+              std::int64_t first) {
+  const auto turn = [&](const Tensor& t) {
+    return packing ? rope(t, table.cos, table.sin, packing.positions)
+                   : rope(t, table.cos, table.sin, first);
+  };
+  const std::int64_t width = 2 * table.cos.dim(1);
+  if (width >= x.dim(3)) return turn(x);
+  const TensorList parts = split(x, {width, x.dim(3) - width}, 3);
+  return cat({turn(parts[0]), parts[1]}, 3);
 }
 
 }  // namespace
@@ -29,14 +43,28 @@ std::int64_t packed_rows(std::int64_t head_dim, std::int64_t heads, std::int64_t
 Attention::Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& o)
     : options(o),
       head_dim(width_of_head(dim, heads, o.head_dim)),
-      qkv(dim, packed_rows(head_dim, heads, o.kv_heads), {.bias = o.bias, .init = o.init}),
+      qkv(dim, packed_rows(head_dim, heads, o), {.bias = o.bias, .init = o.init}),
       proj(heads * head_dim, dim, {.bias = o.proj_bias.value_or(o.bias), .init = o.proj_init}),
       drop(o.dropout) {
   check(o.window >= 0, "attention: window must be at least 0, got {}", o.window);
+  check(o.clip >= 0, "attention: clip must be at least 0, got {}", o.clip);
   if (o.qk_norm) {
-    q_norm.emplace(head_dim, o.norm_eps);
-    k_norm.emplace(head_dim, o.norm_eps);
+    const Norm::Kind kind = o.zero_centered_norm ? Norm::Kind::rms_centered : Norm::Kind::rms;
+    const std::int64_t kv = o.kv_heads ? o.kv_heads : heads;
+    q_norm.emplace(kind, head_dim * (o.qk_norm_joint ? heads : 1), o.norm_eps);
+    k_norm.emplace(kind, head_dim * (o.qk_norm_joint ? kv : 1), o.norm_eps);
   }
+}
+
+// The norm over each head, or over all of them, of (B, T, heads, D).
+Tensor Attention::normed(const std::optional<Norm>& norm, const Tensor& x) const {
+  if (!norm) return x;
+  if (!options.qk_norm_joint) return (*norm)(x);
+  return (*norm)(x.reshape({x.dim(0), x.dim(1), x.dim(2) * x.dim(3)})).view(x.shape());
+}
+
+Tensor Attention::clipped(const Tensor& x) const {
+  return options.clip > 0 ? clamp(x, -options.clip, options.clip) : x;
 }
 
 Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const {
@@ -51,8 +79,7 @@ Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const
   }
   const std::int64_t batch = part ? part->sequences : x.dim(0);
   const std::int64_t tokens = part ? part->tokens : x.dim(1);
-  const std::int64_t all = qkv.weight.dim(0) / head_dim;  // query, key and value heads
-  const std::int64_t heads = proj.weight.dim(1) / head_dim, kv_heads = (all - heads) / 2;
+  const std::int64_t heads = this->heads(), kv_heads = this->kv_heads();
 
   weft::AttentionOptions how;
   how.causal = true;
@@ -70,9 +97,15 @@ Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const
     if (held) how.key.first += static_cast<std::uint64_t>(held->first * tokens) * per_token;
   }
   const Shape out{batch, tokens, heads * head_dim};
-  const auto project = [&](const Tensor& y) { return proj(y.view(out)); };
-  Tensor packed = qkv(x).view({batch, tokens, all, head_dim});
-  if (!q_norm && !cache) {  // one packed array, forward and backward
+  Tensor gate;
+  const auto project = [&](const Tensor& y) {
+    return proj((gate.defined() ? mul(y, sigmoid(gate)) : y).view(out));
+  };
+  Tensor packed = qkv(x).view({batch, tokens, qkv.weight.dim(0) / head_dim, head_dim});
+  const bool whole_heads = !rotary || 2 * rotary->cos.dim(1) == head_dim;
+  if (!q_norm && !cache && !options.gate && whole_heads) {
+    // One packed array, forward and backward.
+    if (options.clip > 0) packed = clipped(packed);
     if (rotary)
       packed = rope_packed(std::move(packed), heads + kv_heads, rotary->cos, rotary->sin,
                            packing.positions);
@@ -84,18 +117,22 @@ Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const
         project);
   }
   // One split, not three slices: its backward writes the three gradients into one tensor.
-  TensorList parts = split(packed, {heads, kv_heads, kv_heads}, 2);
+  TensorList parts = split(packed, {heads * (options.gate ? 2 : 1), kv_heads, kv_heads}, 2);
   packed = {};
   Tensor q = std::move(parts[0]), k = std::move(parts[1]), v = std::move(parts[2]);
-  if (q_norm) q = (*q_norm)(q);
-  if (k_norm) k = (*k_norm)(k);
-  if (rotary && packing) {
-    q = rope(q, rotary->cos, rotary->sin, packing.positions);
-    k = rope(k, rotary->cos, rotary->sin, packing.positions);
-  } else if (rotary) {
+  if (options.gate) {
+    TensorList both =
+        split(q.reshape({batch, tokens, heads, 2 * head_dim}), {head_dim, head_dim}, 3);
+    q = std::move(both[0]);
+    gate = std::move(both[1]);
+  }
+  q = clipped(normed(q_norm, q));
+  k = clipped(normed(k_norm, k));
+  v = clipped(v);
+  if (rotary) {
     const std::int64_t first = cache ? cache->length() : 0;
-    q = rope(q, rotary->cos, rotary->sin, first);
-    k = rope(k, rotary->cos, rotary->sin, first);
+    q = turned(q, *rotary, packing, first);
+    k = turned(k, *rotary, packing, first);
   }
   if (cache) {
     KvCache::Pair seen = cache->append(context.layer, k, v);
@@ -116,16 +153,12 @@ void Attention::visit(Visitor& v) {
 }
 
 std::string Attention::describe() const {
-  const std::int64_t heads = proj.weight.dim(1) / head_dim;
-  return message("Attention({} heads, {} key heads, {} wide)", heads,
-                 (qkv.weight.dim(0) / head_dim - heads) / 2, head_dim);
+  return message("Attention({} heads, {} key heads, {} wide)", heads(), kv_heads(), head_dim);
 }
 
 KvCache::Entry Attention::cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
                                       Device device) const {
-  const std::int64_t heads = proj.weight.dim(1) / head_dim;
-  const std::int64_t kv_heads = (qkv.weight.dim(0) / head_dim - heads) / 2;
-  const Shape shape{batch, capacity, kv_heads, head_dim};
+  const Shape shape{batch, capacity, kv_heads(), head_dim};
   return {.tokens = {Tensor::zeros(shape, dtype, device), Tensor::zeros(shape, dtype, device)}};
 }
 

@@ -13,7 +13,11 @@ struct AttentionOptions {
   bool bias = true;           ///< of the projections
   std::optional<bool> proj_bias = {};  ///< of that of the output; unset: like the others
   bool qk_norm = false;                ///< RMS norm over each head of q and k before the rotation
+  bool qk_norm_joint = false;          ///< qk_norm over all heads of q and over all of k
+  bool zero_centered_norm = false;     ///< qk_norm multiplies by 1 + its weight
   double norm_eps = 1e-5;              ///< of qk_norm
+  double clip = 0;          ///< q, k and v are clamped to [-clip, clip] before the rotation; 0: not
+  bool gate = false;        ///< multiply the output by the sigmoid of a gate, as wide as q
   std::int64_t window = 0;  ///< a token sees its latest `window` tokens, itself included; 0: all
   double dropout = 0;       ///< on the attention weights
   bool recompute = false;   ///< backward computes attention's output again, see DiscardScope
@@ -21,14 +25,16 @@ struct AttentionOptions {
   Init proj_init = Init::normal(0.02);
 };
 
-/// Causal self-attention:  x (B, T, C) -> (B, T, C). q, k and v come from one packed projection.
-/// The number of heads follows from the weights, so a shard with fewer heads uses the same code.
+/// Causal self-attention:  x (B, T, C) -> (B, T, C). q, k and v come from one packed projection;
+/// with `gate` each head of q is followed by its gate. A rotary table narrower than a head rotates
+/// the elements at its start. The number of heads follows from the weights, so a shard with fewer
+/// heads uses the same code.
 struct Attention : Mixer {
   AttentionOptions options;
   std::int64_t head_dim;
-  Linear qkv;   // (H*D + 2*Hkv*D, C)
+  Linear qkv;   // (H*D + 2*Hkv*D, C); with a gate (2*H*D + 2*Hkv*D, C)
   Linear proj;  // (C, H*D)
-  std::optional<RMSNorm> q_norm, k_norm;
+  std::optional<Norm> q_norm, k_norm;
   Dropout drop;
 
   Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& options = {});
@@ -41,6 +47,14 @@ struct Attention : Mixer {
                              Device device) const override;
   const fp8::LayerState* fp8_reader() const override { return qkv.fp8_reader(); }
   double multiply_adds(std::int64_t tokens) const override;
+  std::int64_t heads() const { return proj.weight.dim(1) / head_dim; }
+  std::int64_t kv_heads() const {
+    return (qkv.weight.dim(0) / head_dim - heads() * (options.gate ? 2 : 1)) / 2;
+  }
+
+ private:
+  Tensor normed(const std::optional<Norm>& norm, const Tensor& heads) const;
+  Tensor clipped(const Tensor& x) const;
 };
 
 /// The mean number of keys that a query of a causal sequence sees; window 0: all before it.

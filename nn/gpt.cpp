@@ -20,11 +20,10 @@ const GptConfig& checked(const GptConfig& config) {
 
 Gpt::Gpt(const GptConfig& c)
     : config(checked(c)), embed(c.vocab, c.dim), drop(c.dropout), norm(make_norm(c)) {
-  const bool mla = c.attention == AttentionKind::mla;
   if (c.arch == Arch::gpt2)
     positions.emplace(c.seq, c.dim);
   else
-    rotary.emplace(c.seq, mla ? c.mla_options().rope : c.head_dim(), c.rope_theta, c.rope_scaling);
+    rotary.emplace(c.seq, c.rotated(), c.rope_theta, c.rope_scaling);
   blocks.reserve(static_cast<std::size_t>(c.layers));
   for (std::int64_t i = 0; i < c.layers; ++i) blocks.push_back(make_block(c, i));
   if (c.tied())

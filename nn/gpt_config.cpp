@@ -85,6 +85,12 @@ void GptConfig::validate() const {
         head_dim());
   check(arch == Arch::llama || rope_scaling.kind == RopeScaling::Kind::none,
         "gpt: rope_scaling needs arch llama and its rotary positions");
+  check(arch == Arch::llama || !zero_centered_norm, "gpt: zero_centered_norm needs arch llama");
+  check(rotary_dim == 0 || (arch == Arch::llama && rotary_dim % 2 == 0 && rotary_dim <= head_dim()),
+        "gpt: rotary_dim needs arch llama and must be even and at most head_dim {}, got {}",
+        head_dim(), rotary_dim);
+  check(pattern.find('w') == std::string::npos || window > 0,
+        "gpt: a pattern with w, \"{}\", needs a window, got 0", pattern);
   check(vocab >= 1, "gpt: vocab must be at least 1, got {}", vocab);
   for (std::size_t i = 0; i < pattern.size(); ++i)
     mixer_kind(*this, static_cast<std::int64_t>(i));  // throws on an unknown letter
@@ -104,7 +110,8 @@ void GptConfig::validate() const {
     check(head_size == 0 && attn_bias == AttentionBias::automatic,
           "gpt: attention mla has sizes of its own and no biases, and takes no head_dim and no "
           "attn_bias");
-    check(rope_scaling.kind == RopeScaling::Kind::none, "gpt: attention mla takes no rope_scaling");
+    check(rotary_dim == 0 && clip_qkv == 0 && !attn_gate,
+          "gpt: attention mla takes no rotary_dim, clip_qkv and attn_gate");
     check(m.rope >= 2 && m.rope % 2 == 0, "gpt: qk_rope must be even and at least 2, got {}",
           m.rope);
   } else {
@@ -123,6 +130,11 @@ void GptConfig::validate() const {
   const double parameters = least > kMostParameters ? least : count_parameters(*this);
   check(parameters <= kMostParameters, "gpt: the model must have at most {} parameters, got {}",
         kMostParameters, parameters);
+}
+
+std::int64_t GptConfig::rotated() const {
+  if (attention == AttentionKind::mla) return mla_options().rope;
+  return rotary_dim ? rotary_dim : head_dim();
 }
 
 char GptConfig::mixer(std::int64_t block) const {
@@ -147,6 +159,7 @@ MlaOptions GptConfig::mla_options() const {
           .v_head = mla.v_head ? mla.v_head : d,
           .norm_eps = norm_eps,
           .window = window,
+          .scale_factor = rope_scaling.score_factor(),
           .dropout = dropout};
 }
 

@@ -52,6 +52,11 @@ struct GptConfig {
   RopeScaling rope_scaling = {};
   double norm_eps = 1e-5;
   bool qk_norm = false;
+  bool qk_norm_joint = false;   ///< over all heads of queries and of keys, in place of each head
+  double clip_qkv = 0;          ///< queries, keys and values are clamped to this; 0: not
+  std::int64_t rotary_dim = 0;  ///< rotated elements at the start of a head; 0: all
+  bool attn_gate = false;
+  bool zero_centered_norm = false;
   std::optional<bool> tie = {};  ///< unset: gpt2 yes, llama no
   std::int64_t window = 0;
   AttentionKind attention = AttentionKind::mha;
@@ -98,6 +103,13 @@ struct GptConfig {
   char mixer(std::int64_t block) const;
   bool is_delta(std::int64_t block) const { return mixer(block) == 'd'; }
   bool has_delta() const { return pattern.find('d') != std::string::npos; }
+  /// The window of a block's attention. A pattern with w limits it to those layers.
+  std::int64_t window_of(std::int64_t block) const {
+    const bool some = pattern.find('w') != std::string::npos;
+    return !some || mixer(block) == 'w' ? window : 0;
+  }
+  /// Rotated elements of a head.
+  std::int64_t rotated() const;
   GatedDeltaNetOptions delta_options() const;
   MlaOptions mla_options() const;
   bool tied() const { return tie.value_or(arch == Arch::gpt2); }
@@ -130,6 +142,12 @@ void GptConfig::fields(V& v) {
   v("vocab", vocab, "vocabulary; 0: the tokenizer's", size.of_first_model());
   v("dropout", dropout, "probability of dropping an activation", fraction().shown_first());
   v("qk-norm", qk_norm, "RMSNorm on queries and keys", any().of_first_model());
+  v("qk-norm-joint", qk_norm_joint, "one --qk-norm over all heads, in place of one for each head",
+    any().needs(qk_norm, "qk-norm").of_model());
+  v("clip-qkv", clip_qkv, "queries, keys and values are clamped to [-this, this]; 0: not",
+    at_least(0).of_model());
+  v("zero-centered-norm", zero_centered_norm, "norms multiply by 1 + their weight (llama only)",
+    any().of_model());
   v("norm-eps", norm_eps, "added to the mean square of a norm", at_least(0).of_first_model());
   v("rope-theta", rope_theta, "base of the rotary frequencies (llama)", above(0).of_first_model());
   v("rope-scaling", rope_scaling.kind, kRopeScalingWords,
@@ -157,13 +175,25 @@ void GptConfig::fields(V& v) {
   v("rope-beta-slow", rope_scaling.beta_slow, "yarn: fewer turns are divided", for_yarn(above(0)));
   v("rope-attention", rope_scaling.attention,
     "yarn: factor of cos and sin; 0: 0.1 ln(rope-factor) + 1", for_yarn(at_least(0)));
+  v("rope-mscale", rope_scaling.mscale,
+    "yarn: m in the factor of cos and sin, (0.1 m ln(rope-factor) + 1) over the same with "
+    "--rope-mscale-all; 0: 1 and no such divisor",
+    for_yarn(at_least(0)));
+  v("rope-mscale-all", rope_scaling.mscale_all,
+    "yarn, mla: scores are multiplied by (0.1 m ln(rope-factor) + 1)^2 with this m; 0: not",
+    for_yarn(at_least(0)));
+  v("rotary-dim", rotary_dim, "rotated elements at the start of a head; 0: all", size.of_model());
   v("head-dim", head_size, "elements of a head; 0: dim / heads", size.of_model());
   v("attn-bias", attn_bias, kAttentionBiasWords,
     "biases of attention: of the projections to queries, keys and values, of these and the output; "
     "auto: gpt2 all, llama none",
     any().of_model());
+  v("attn-gate", attn_gate, "the output of attention is multiplied by a sigmoid of its input",
+    any().of_model());
   v("gelu", gelu, kGeluWords, "gpt2: the form of GELU", any().of_model());
-  v("window", window, "keys a query sees, itself included; 0: all before it",
+  v("window", window,
+    "keys a query sees, itself included; 0: all before it; in layers w of a --pattern that has "
+    "them",
     at_least(0).of_first_model());
   v("attention", attention, kAttentionWords,
     "multi-head, grouped by --kv-heads, or latent attention (llama only)",
@@ -240,6 +270,9 @@ void GptConfig::fields(V& v) {
   v("pre-softmax", r.route.pre_softmax,
     "softmax over all experts before the choice, in place of over the chosen ones",
     any().needs(sparse, "experts").of_model());
+  v("router-sum", r.route.normalise,
+    "sigmoid, sqrt-softplus: divide the chosen scores by their sum",
+    any().needs(sparse, "experts").of_model());
   v("router-scaling", r.route.scaling, "factor of every probability",
     above(0).needs(sparse, "experts").of_model());
   v("sinkhorn", r.sinkhorn, "while training, choose experts from the balanced matrix",
@@ -252,6 +285,9 @@ void GptConfig::fields(V& v) {
     between(0, INT32_MAX).of_model().required_where(sparse));
   v("group-topk", r.route.group_topk, "groups that a token may choose from",
     between(0, INT32_MAX).of_model().required_where(sparse));
+  v("group-best", r.route.group_best,
+    "experts whose scores add up to that of a group; 0: topk / group-topk",
+    between(0, INT32_MAX).of_model());
   v("z-loss", r.z_loss, "weight of the loss on large router logits",
     at_least(0).needs(sparse, "experts"));
   v("capacity", r.capacity_factor,

@@ -27,7 +27,11 @@ Child<Mixer> make_attention(const GptConfig& c, const Init& proj) {
                                     .bias = c.biases() >= AttentionBias::qkv,
                                     .proj_bias = c.biases() == AttentionBias::all,
                                     .qk_norm = c.qk_norm,
+                                    .qk_norm_joint = c.qk_norm_joint,
+                                    .zero_centered_norm = c.zero_centered_norm,
                                     .norm_eps = c.norm_eps,
+                                    .clip = c.clip_qkv,
+                                    .gate = c.attn_gate,
                                     .window = c.window,
                                     .dropout = c.dropout,
                                     .recompute = recompute,
@@ -41,6 +45,7 @@ Child<Mixer> make_delta(const GptConfig& c, const Init& proj) {
 }
 
 constexpr MixerKind kMixers[] = {{'a', "attention", make_attention},
+                                 {'w', "attention in a window", make_attention},
                                  {'d', "gated delta net", make_delta}};
 
 Child<FeedForward> make_feed_forward(const GptConfig& c, std::int64_t block, const Init& proj) {
@@ -94,12 +99,16 @@ const MixerKind& mixer_kind(const GptConfig& c, std::int64_t block) {
 }
 
 Norm make_norm(const GptConfig& c) {
-  return Norm(c.arch == Arch::gpt2 ? Norm::Kind::layer : Norm::Kind::rms, c.dim, c.norm_eps);
+  const Norm::Kind kind = c.arch == Arch::gpt2   ? Norm::Kind::layer
+                          : c.zero_centered_norm ? Norm::Kind::rms_centered
+                                                 : Norm::Kind::rms;
+  return Norm(kind, c.dim, c.norm_eps);
 }
 
 Block make_block(const GptConfig& config, std::int64_t block) {
   GptConfig c = config;
   c.recompute = config.recompute_of(block);
+  c.window = config.window_of(block);
   // The projections into the residual stream start smaller, so that the sum over 2 * layers
   // branches keeps its scale. Source: Radford et al. 2019, section 2.3.
   const Init proj = Init::normal(0.02 / std::sqrt(2.0 * static_cast<double>(c.layers)));

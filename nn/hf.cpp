@@ -21,10 +21,15 @@ std::string known_types() {
   return list;
 }
 
+std::string where_of(const HfFamily& family) { return message("config.json: {}", family.type); }
+
 // What a folder must give back. Which tokens a full expert drops matters in training only.
 std::string comparable(const GptConfig& given) {
   GptConfig c = given.resolved();
+  std::string letters;
   c.moe.router.capacity_factor = 0;
+  for (std::int64_t i = 0; i < c.layers; ++i) letters += given.mixer(i);
+  c.pattern = letters.find_first_not_of('a') == letters.npos ? "" : letters;
   bool has_mlp = false;
   for (std::int64_t i = 0; i < c.layers; ++i) has_mlp = has_mlp || !c.has_experts(i);
   if (!has_mlp) c.ffn = 0;
@@ -101,8 +106,9 @@ void HfConfig::refuse(const char* key, std::string_view supported) const {
 }
 
 std::span<const HfFamily> hf_families() {
-  static const HfFamily all[] = {hf_gpt2(),  hf_llama(),   hf_mistral(),   hf_qwen2(),
-                                 hf_qwen3(), hf_mixtral(), hf_qwen2_moe(), hf_qwen3_moe()};
+  static const HfFamily all[] = {hf_gpt2(),  hf_llama(),       hf_mistral(),   hf_qwen2(),
+                                 hf_qwen3(), hf_mixtral(),     hf_qwen2_moe(), hf_qwen3_moe(),
+                                 hf_olmoe(), hf_deepseek_v3(), hf_qwen3_next()};
   return all;
 }
 
@@ -114,9 +120,25 @@ const HfFamily& hf_family(const io::Json& config) {
                       known_types()));
 }
 
+std::int64_t hf_fp8_block(const HfFamily& family, const io::Json& config) {
+  const HfConfig h(config, where_of(family));
+  constexpr const char* kKey = "quantization_config";
+  if (!h.has(kKey)) return 0;
+  const HfConfig q(h.at(kKey), h.where());
+  const auto is = [&](const char* key, const char* word) { return q.text(key, word) == word; };
+  const io::Json* const sizes = h.at(kKey).find("weight_block_size");
+  const bool known = q.names("quant_method") && is("quant_method", "fp8") && is("fmt", "e4m3") &&
+                     sizes && sizes->is_array() && sizes->items().size() == 2 &&
+                     sizes->items()[0].is_int() && sizes->items()[0].as_int() >= 1 &&
+                     sizes->items()[1].dump() == sizes->items()[0].dump();
+  if (!known)
+    h.refuse(kKey, "weights of f32, bf16 and f16, and fp8 in e4m3 with a square weight_block_size");
+  return sizes->items()[0].as_int();
+}
+
 GptConfig read_hf_config(const HfFamily& family, const io::Json& config) {
-  const HfConfig h(config, message("config.json: {}", family.type));
-  if (h.has("quantization_config")) h.refuse("quantization_config", "weights of f32, bf16 and f16");
+  const HfConfig h(config, where_of(family));
+  hf_fp8_block(family, config);
   GptConfig c = family.read(h);
   try {
     c.validate();

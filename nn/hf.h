@@ -49,6 +49,10 @@ struct HfTensor {
   Shape whole;              ///< its shape
   std::int64_t first = 0;   ///< how many of its elements come before the tensor's
   bool transposed = false;  ///< stored as (in, out)
+  /// Its row i is row rows[i] of the place; empty: in the same order.
+  std::vector<std::int64_t> rows = {};
+  /// Written for programs that want it; another tensor holds the same values, which are read.
+  bool copy = false;
 };
 
 /// A family of Hugging Face models that Gpt can hold.
@@ -71,6 +75,9 @@ std::span<const HfFamily> hf_families();
 const HfFamily& hf_family(const io::Json& config);
 /// The configuration in it, validated.
 GptConfig read_hf_config(const HfFamily& family, const io::Json& config);
+/// The rows and columns of a block of FP8 weights that share a factor, by its quantization_config;
+/// 0: it has none. Throws Error on any other quantization.
+std::int64_t hf_fp8_block(const HfFamily& family, const io::Json& config);
 /// The config.json of a model of a family, as transformers 4 writes it; `dtype` is torch's word.
 io::Json write_hf_config(const HfFamily& family, const GptConfig& config, const char* dtype);
 /// The first family whose config.json reads back as the same configuration, up to settings of
@@ -86,5 +93,8 @@ HfFamily hf_qwen3();
 HfFamily hf_mixtral();
 HfFamily hf_qwen2_moe();
 HfFamily hf_qwen3_moe();
+HfFamily hf_olmoe();
+HfFamily hf_deepseek_v3();
+HfFamily hf_qwen3_next();
 
 }  // namespace weft::nn

@@ -9,16 +9,28 @@ using Kind = RopeScaling::Kind;
 
 constexpr const char* kScalings = "default, linear, llama3, yarn";
 
+// partial_rotary_factor; once it has been read, a second place without it changes nothing.
+void read_rotated(const HfConfig& h, const Defaults& missing, GptConfig& c) {
+  constexpr const char* kKey = "partial_rotary_factor";
+  if (missing.rotated == 0) return h.only(kKey, 1);
+  if (c.rotary_dim > 0 && !h.has(kKey)) return;
+  const auto width = static_cast<std::int64_t>(static_cast<double>(c.head_dim()) *
+                                               h.number(kKey, missing.rotated));
+  if (width < 2 || width % 2 != 0 || width > c.head_dim())
+    h.refuse(kKey, message("those with an even number of the {} elements of a head", c.head_dim()));
+  c.rotary_dim = width;
+}
+
 // rope_theta and rope_scaling of transformers 4, or rope_parameters of transformers 5.
-void read_rope(const HfConfig& h, double missing_theta, GptConfig& c) {
+void read_rope(const HfConfig& h, const Defaults& missing, GptConfig& c) {
   const char* const key = h.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  h.only("partial_rotary_factor", 1);
-  c.rope_theta = h.number("rope_theta", missing_theta);
+  read_rotated(h, missing, c);
+  c.rope_theta = h.number("rope_theta", missing.rope_theta);
   if (!h.has(key)) return;
   const HfConfig r(h.at(key), message("{}: {}", h.where(), key));
   check(h.at(key).is_object(), "{} must be an object, got {}", r.where(), h.at(key).dump());
   c.rope_theta = r.number("rope_theta", c.rope_theta);
-  r.only("partial_rotary_factor", 1);
+  read_rotated(r, missing, c);
   const char* const named = r.has("rope_type") ? "rope_type" : "type";
   const std::string type = r.text(named, "default");
   RopeScaling& s = c.rope_scaling;
@@ -43,8 +55,8 @@ void read_rope(const HfConfig& h, double missing_theta, GptConfig& c) {
   s.beta_fast = r.number("beta_fast", 32);
   s.beta_slow = r.number("beta_slow", 1);
   s.attention = r.number("attention_factor", 0);
-  if (r.has("mscale")) r.refuse("mscale", "null");
-  if (r.has("mscale_all_dim")) r.refuse("mscale_all_dim", "null");
+  s.mscale = r.number("mscale", 0);
+  s.mscale_all = r.number("mscale_all_dim", 0);
   r.only("truncate", true);
 }
 
@@ -64,16 +76,27 @@ void write_rope(const GptConfig& c, io::Json& out) {
     r.set("beta_fast", s.beta_fast);
     r.set("beta_slow", s.beta_slow);
     if (s.attention != 0) r.set("attention_factor", s.attention);
+    if (s.mscale != 0) r.set("mscale", s.mscale);
+    if (s.mscale_all != 0) r.set("mscale_all_dim", s.mscale_all);
   }
   out.set("rope_theta", c.rope_theta);
   out.set("rope_scaling", scales ? r : io::Json());
   r.set("rope_theta", c.rope_theta);
+  if (c.rotary_dim > 0) {
+    const double share = static_cast<double>(c.rotary_dim) / static_cast<double>(c.head_dim());
+    r.set("partial_rotary_factor", share);
+    out.set("partial_rotary_factor", share);
+  }
   out.set("rope_parameters", std::move(r));
 }
 
+}  // namespace
+
+// With a gate the rows of q_proj are, head by head, those of the query and then of its gate.
 void add_attention(const GptConfig& c, const std::string& ours, const std::string& theirs,
                    Tensors& t) {
-  const std::int64_t d = c.head_dim(), q = c.heads * d, kv = c.kv_head_count() * d;
+  const std::int64_t d = c.head_dim(), heads = c.heads * d, kv = c.kv_head_count() * d;
+  const std::int64_t q = heads * (c.attn_gate ? 2 : 1);
   t.add(ours + "qkv.weight", {q + 2 * kv, c.dim},
         {{theirs + "q_proj.weight", {q, c.dim}},
          {theirs + "k_proj.weight", {kv, c.dim}},
@@ -83,20 +106,18 @@ void add_attention(const GptConfig& c, const std::string& ours, const std::strin
           {{theirs + "q_proj.bias", {q}},
            {theirs + "k_proj.bias", {kv}},
            {theirs + "v_proj.bias", {kv}}});
-  t.add(ours + "proj.weight", theirs + "o_proj.weight", {c.dim, q});
+  t.add(ours + "proj.weight", theirs + "o_proj.weight", {c.dim, heads});
   if (c.biases() == AttentionBias::all) t.add(ours + "proj.bias", theirs + "o_proj.bias", {c.dim});
   if (!c.qk_norm) return;
-  t.add(ours + "q_norm.weight", theirs + "q_norm.weight", {d});
-  t.add(ours + "k_norm.weight", theirs + "k_norm.weight", {d});
+  t.add(ours + "q_norm.weight", theirs + "q_norm.weight", {c.qk_norm_joint ? heads : d});
+  t.add(ours + "k_norm.weight", theirs + "k_norm.weight", {c.qk_norm_joint ? kv : d});
 }
-
-}  // namespace
 
 void Tensors::add(const std::string& parameter, const Shape& whole,
                   const std::vector<Part>& parts) {
   std::int64_t first = 0;
   for (const Part& p : parts) {
-    all_.push_back({p.name, p.shape, parameter, whole, first});
+    all_.push_back({p.name, p.shape, parameter, whole, first, false, p.rows});
     first += p.shape.numel();
   }
   check(first == whole.numel(), "hf: the parts of {} must have {} elements, got {}", parameter,
@@ -106,6 +127,11 @@ void Tensors::add(const std::string& parameter, const Shape& whole,
 void Tensors::add_transposed(const std::string& parameter, const std::string& name,
                              std::int64_t out, std::int64_t in) {
   all_.push_back({name, {in, out}, parameter, {out, in}, 0, true});
+}
+
+void Tensors::add_copy(const std::string& parameter, const std::string& name, const Shape& shape) {
+  add(parameter, name, shape);
+  all_.back().copy = true;
 }
 
 GptConfig read_decoder(const HfConfig& h, const Defaults& missing) {
@@ -123,7 +149,7 @@ GptConfig read_decoder(const HfConfig& h, const Defaults& missing) {
   c.tie = h.flag("tie_word_embeddings", false);
   h.only("hidden_act", "silu");
   h.only("attention_dropout", 0);
-  read_rope(h, missing.rope_theta, c);
+  read_rope(h, missing, c);
   return c;
 }
 
@@ -152,66 +178,55 @@ void add_mlp(Tensors& t, const std::string& ours, const std::string& theirs, std
   t.add(ours + "down.weight", theirs + "down_proj.weight", {dim, ffn});
 }
 
-void add_decoder(const GptConfig& c, Tensors& t) {
+void add_ends(const GptConfig& c, Tensors& t) {
   t.add("embed.weight", "model.embed_tokens.weight", {c.vocab, c.dim});
-  for (std::int64_t i = 0; i < c.layers; ++i) {
-    const std::string ours = message("blocks.{}.", i), theirs = message("model.layers.{}.", i);
-    t.add(ours + "attn_norm.weight", theirs + "input_layernorm.weight", {c.dim});
-    add_attention(c, ours + "attn.", theirs + "self_attn.", t);
-    t.add(ours + "mlp_norm.weight", theirs + "post_attention_layernorm.weight", {c.dim});
-    if (!c.has_experts(i)) add_mlp(t, ours + "mlp.", theirs + "mlp.", c.ffn_dim(), c.dim);
-  }
   t.add("norm.weight", "model.norm.weight", {c.dim});
   if (!c.tied()) t.add("head.weight", "lm_head.weight", {c.vocab, c.dim});
 }
 
-void add_experts(const GptConfig& c, const ExpertNames& names, Tensors& t) {
-  const std::int64_t n = c.moe.experts, ffn = c.expert_ffn_dim();
-  const std::string gate = names.gate, up = names.up, down = names.down;
+void add_norms_and_mlp(const GptConfig& c, std::int64_t block, Tensors& t) {
+  const std::string ours = message("blocks.{}.", block),
+                    theirs = message("model.layers.{}.", block);
+  t.add(ours + "attn_norm.weight", theirs + "input_layernorm.weight", {c.dim});
+  t.add(ours + "mlp_norm.weight", theirs + "post_attention_layernorm.weight", {c.dim});
+  if (!c.has_experts(block)) add_mlp(t, ours + "mlp.", theirs + "mlp.", c.ffn_dim(), c.dim);
+}
+
+void add_decoder(const GptConfig& c, Tensors& t) {
+  add_ends(c, t);
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    if (!c.has_experts(i)) continue;
-    const std::string ours = message("blocks.{}.moe.", i),
-                      theirs = message("model.layers.{}.", i) + names.block;
-    t.add(ours + "router.weight", theirs + "gate.weight", {n, c.dim});
-    std::vector<Tensors::Part> gates_and_ups, downs;
-    for (std::int64_t e = 0; e < n; ++e) {
-      const std::string expert = message("{}experts.{}.", theirs, e);
-      gates_and_ups.push_back({expert + gate + ".weight", {ffn, c.dim}});
-      gates_and_ups.push_back({expert + up + ".weight", {ffn, c.dim}});
-      downs.push_back({expert + down + ".weight", {c.dim, ffn}});
-    }
-    t.add(ours + "experts.gate_up", {n, 2 * ffn, c.dim}, gates_and_ups);
-    t.add(ours + "experts.down", {n, c.dim, ffn}, downs);
+    add_attention(c, message("blocks.{}.attn.", i), message("model.layers.{}.self_attn.", i), t);
+    add_norms_and_mlp(c, i, t);
   }
+}
+
+void add_experts_of(const GptConfig& c, const ExpertNames& names, const std::string& ours,
+                    const std::string& theirs, Tensors& t) {
+  const std::int64_t n = c.moe.experts, ffn = c.expert_ffn_dim();
+  const std::string gate = names.gate, up = names.up, down = names.down,
+                    block = theirs + names.block;
+  t.add(ours + "router.weight", block + "gate.weight", {n, c.dim});
+  std::vector<Tensors::Part> gates_and_ups, downs;
+  for (std::int64_t e = 0; e < n; ++e) {
+    const std::string expert = message("{}experts.{}.", block, e);
+    gates_and_ups.push_back({expert + gate + ".weight", {ffn, c.dim}});
+    gates_and_ups.push_back({expert + up + ".weight", {ffn, c.dim}});
+    downs.push_back({expert + down + ".weight", {c.dim, ffn}});
+  }
+  t.add(ours + "experts.gate_up", {n, 2 * ffn, c.dim}, gates_and_ups);
+  t.add(ours + "experts.down", {n, c.dim, ffn}, downs);
+}
+
+void add_experts(const GptConfig& c, const ExpertNames& names, Tensors& t) {
+  for (std::int64_t i = 0; i < c.layers; ++i)
+    if (c.has_experts(i))
+      add_experts_of(c, names, message("blocks.{}.moe.", i), message("model.layers.{}.", i), t);
 }
 
 std::vector<HfTensor> decoder_tensors(const GptConfig& c) {
   Tensors t;
   add_decoder(c, t);
   return t.take();
-}
-
-std::int64_t read_qwen_window(const HfConfig& h, std::int64_t layers) {
-  if (!h.flag("use_sliding_window", false)) return 0;
-  const std::int64_t window = h.size("sliding_window", 4096);
-  std::int64_t windowed = layers - std::min(h.size("max_window_layers", 28), layers);
-  if (h.has("layer_types")) {
-    const io::Json& types = h.at("layer_types");
-    check(types.is_array() && std::ssize(types.items()) == layers,
-          "{}: layer_types must be a list of {} words, got {}", h.where(), layers, types.dump());
-    windowed = 0;
-    for (const io::Json& type : types.items()) windowed += type.dump() == "\"sliding_attention\"";
-  }
-  if (windowed != 0 && windowed != layers)
-    h.refuse("use_sliding_window",
-             message("false, or a window in all layers: here {} of {} have one", windowed, layers));
-  return windowed == 0 ? 0 : window;
-}
-
-void write_qwen_window(const GptConfig& c, io::Json& out) {
-  out.set("use_sliding_window", c.window > 0);
-  out.set("sliding_window", c.window > 0 ? io::Json(c.window) : io::Json());
-  out.set("max_window_layers", c.window > 0 ? std::int64_t{0} : c.layers);
 }
 
 }  // namespace weft::nn::hf

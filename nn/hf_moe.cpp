@@ -50,18 +50,17 @@ std::int64_t dense_layers(const HfConfig& h, std::int64_t layers) {
   return n;
 }
 
-void read_experts(const HfConfig& h, GptConfig& c, std::int64_t missing, std::int64_t topk,
-                  std::int64_t width) {
-  c.moe.experts = h.size("num_experts", h.size("num_local_experts", missing));
-  c.moe.router.route.topk = h.size("num_experts_per_tok", topk);
-  c.moe.router.route.pre_softmax = !h.flag("norm_topk_prob", false);
-  c.moe.ffn = h.size("moe_intermediate_size", width);
+}  // namespace
+
+void hf::read_qwen_experts(const HfConfig& h, GptConfig& c, const ExpertDefaults& missing) {
+  c.moe.experts = h.size("num_experts", h.size("num_local_experts", missing.experts));
+  c.moe.router.route.topk = h.size("num_experts_per_tok", missing.topk);
+  c.moe.router.route.pre_softmax = !h.flag("norm_topk_prob", missing.normalised);
+  c.moe.ffn = h.size("moe_intermediate_size", missing.width);
   c.dense_layers = dense_layers(h, c.layers);
-  c.window = hf::read_qwen_window(h, c.layers);
 }
 
-void write_experts(const GptConfig& c, io::Json& out) {
-  hf::write_qwen_window(c, out);
+void hf::write_qwen_experts(const GptConfig& c, io::Json& out) {
   out.set("num_experts", c.moe.experts);
   out.set("num_experts_per_tok", c.moe.router.route.topk);
   out.set("norm_topk_prob", !c.moe.router.route.pre_softmax);
@@ -74,36 +73,46 @@ void write_experts(const GptConfig& c, io::Json& out) {
   out.set("output_router_logits", false);
 }
 
+void hf::read_shared_expert(const HfConfig& h, GptConfig& c, std::int64_t missing_width) {
+  c.moe.shared_ffn = h.size("shared_expert_intermediate_size", missing_width);
+  c.moe.shared_gate = c.moe.shared_ffn > 0;
+}
+
+void hf::add_shared_experts(const GptConfig& c, Tensors& t) {
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    if (!c.has_experts(i) || c.moe.shared_ffn == 0) continue;
+    const std::string ours = message("blocks.{}.moe.shared.", i),
+                      theirs = message("model.layers.{}.mlp.shared_expert", i);
+    add_mlp(t, ours + "mlp.", theirs + ".", c.moe.shared_ffn, c.dim);
+    t.add(ours + "gate.weight", theirs + "_gate.weight", {1, c.dim});
+  }
+}
+
+namespace {
+
 GptConfig read_qwen2_moe(const HfConfig& h) {
   GptConfig c = hf::read_decoder(h, {.kv_heads = 16});
   c.head_size = 0;  // the class knows no such key
   c.attn_bias = h.flag("qkv_bias", true) ? AttentionBias::qkv : AttentionBias::none;
-  read_experts(h, c, 60, 4, 1408);
-  c.moe.shared_ffn = h.size("shared_expert_intermediate_size", 5632);
-  c.moe.shared_gate = c.moe.shared_ffn > 0;
+  hf::read_qwen_experts(h, c, {.experts = 60, .topk = 4, .width = 1408});
+  hf::read_shared_expert(h, c, 5632);
+  hf::read_qwen_window(h, c);
   return c;
 }
 
 void write_qwen2_moe(const GptConfig& c, io::Json& out) {
   hf::write_decoder(c, out);
-  write_experts(c, out);
+  hf::write_qwen_window(c, out);
+  hf::write_qwen_experts(c, out);
   out.set("qkv_bias", c.biases() == AttentionBias::qkv);
   out.set("shared_expert_intermediate_size", c.moe.shared_ffn);
 }
 
-constexpr hf::ExpertNames kQwenNames{"mlp.", "gate_proj", "up_proj", "down_proj"};
-
 std::vector<HfTensor> qwen2_moe_tensors(const GptConfig& c) {
   hf::Tensors t;
   hf::add_decoder(c, t);
-  hf::add_experts(c, kQwenNames, t);
-  for (std::int64_t i = 0; i < c.layers; ++i) {
-    if (!c.has_experts(i)) continue;
-    const std::string ours = message("blocks.{}.moe.shared.", i),
-                      theirs = message("model.layers.{}.mlp.shared_expert", i);
-    hf::add_mlp(t, ours + "mlp.", theirs + ".", c.moe.shared_ffn, c.dim);
-    t.add(ours + "gate.weight", theirs + "_gate.weight", {1, c.dim});
-  }
+  hf::add_experts(c, hf::kExpertNames, t);
+  hf::add_shared_experts(c, t);
   return t.take();
 }
 
@@ -111,20 +120,22 @@ GptConfig read_qwen3_moe(const HfConfig& h) {
   GptConfig c = hf::read_decoder(h, {.kv_heads = 4});
   c.qk_norm = true;
   c.attn_bias = h.flag("attention_bias", false) ? AttentionBias::all : AttentionBias::none;
-  read_experts(h, c, 128, 8, 768);
+  hf::read_qwen_experts(h, c, {.experts = 128, .topk = 8, .width = 768});
+  hf::read_qwen_window(h, c);
   return c;
 }
 
 void write_qwen3_moe(const GptConfig& c, io::Json& out) {
   hf::write_decoder(c, out);
-  write_experts(c, out);
+  hf::write_qwen_window(c, out);
+  hf::write_qwen_experts(c, out);
   out.set("attention_bias", c.biases() == AttentionBias::all);
 }
 
 std::vector<HfTensor> qwen3_moe_tensors(const GptConfig& c) {
   hf::Tensors t;
   hf::add_decoder(c, t);
-  hf::add_experts(c, kQwenNames, t);
+  hf::add_experts(c, hf::kExpertNames, t);
   return t.take();
 }
 

@@ -1,6 +1,54 @@
+#include <algorithm>
+
+#include "weft/core/error.h"
 #include "weft/nn/hf_decoder.h"
 
 namespace weft::nn {
+
+std::string hf::read_pattern(const HfConfig& h, std::int64_t layers,
+                             std::initializer_list<LayerType> types) {
+  const io::Json& list = h.at("layer_types");
+  check(list.is_array() && std::ssize(list.items()) == layers,
+        "{}: layer_types must be a list of {} words, got {}", h.where(), layers, list.dump());
+  std::string words, letters;
+  for (const LayerType& type : types) words += (words.empty() ? "" : ", ") + std::string(type.word);
+  for (const io::Json& item : list.items()) {
+    const auto* const found = std::find_if(types.begin(), types.end(), [&](const LayerType& t) {
+      return item.is_string() && item.as_string() == t.word;
+    });
+    if (found == types.end()) h.refuse("layer_types", "lists of " + words);
+    letters += found->letter;
+  }
+  std::size_t period = 1;
+  while (letters.compare(period, letters.npos, letters, 0, letters.size() - period) != 0) ++period;
+  return letters.substr(0, period);
+}
+
+void hf::read_qwen_window(const HfConfig& h, GptConfig& c) {
+  if (!h.flag("use_sliding_window", false)) return;
+  const std::int64_t window = h.size("sliding_window", 4096);
+  const std::int64_t full = std::min(h.size("max_window_layers", 28), c.layers);
+  std::string pattern = std::string(static_cast<std::size_t>(full), 'a') +
+                        std::string(static_cast<std::size_t>(c.layers - full), 'w');
+  if (h.has("layer_types"))
+    pattern = read_pattern(h, c.layers, {{"full_attention", 'a'}, {"sliding_attention", 'w'}});
+  if (pattern.find('w') == pattern.npos) return;
+  c.window = window;
+  if (pattern.find('a') != pattern.npos) c.pattern = pattern;
+}
+
+void hf::write_qwen_window(const GptConfig& c, io::Json& out) {
+  out.set("use_sliding_window", c.window > 0);
+  out.set("sliding_window", c.window > 0 ? io::Json(c.window) : io::Json());
+  std::int64_t full = 0;
+  while (full < c.layers && c.window_of(full) == 0) ++full;
+  out.set("max_window_layers", full);
+  io::Json types = io::Json::Array();
+  for (std::int64_t i = 0; i < c.layers; ++i)
+    types.push_back(c.window_of(i) > 0 ? "sliding_attention" : "full_attention");
+  out.set("layer_types", std::move(types));
+}
+
 namespace {
 
 constexpr std::int64_t kKvHeads = 32;  // what the classes take without the key
@@ -9,7 +57,7 @@ GptConfig read_qwen2(const HfConfig& h) {
   GptConfig c = hf::read_decoder(h, {.kv_heads = kKvHeads});
   c.head_size = 0;  // the class knows no such key
   c.attn_bias = AttentionBias::qkv;
-  c.window = hf::read_qwen_window(h, c.layers);
+  hf::read_qwen_window(h, c);
   return c;
 }
 
@@ -22,7 +70,7 @@ GptConfig read_qwen3(const HfConfig& h) {
   GptConfig c = hf::read_decoder(h, {.kv_heads = kKvHeads, .head_dim = 128});
   c.qk_norm = true;
   c.attn_bias = h.flag("attention_bias", false) ? AttentionBias::all : AttentionBias::none;
-  c.window = hf::read_qwen_window(h, c.layers);
+  hf::read_qwen_window(h, c);
   return c;
 }
 

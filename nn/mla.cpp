@@ -91,6 +91,8 @@ Tensor Mla::operator()(const Tensor& given, const TokenContext& context) const {
   weft::AttentionOptions how;
   how.causal = true;
   how.window = o.window;
+  if (o.scale_factor != 1)
+    how.scale = o.scale_factor / std::sqrt(static_cast<double>(o.nope + o.rope));
   how.cu_seqlens = packing.cu_seqlens;
   how.cu_checked = packing.checked();
   if (drop.p > 0 && is_training()) {

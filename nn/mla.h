@@ -16,6 +16,7 @@ struct MlaOptions {
   std::int64_t v_head = 0;   ///< elements of a value head
   double norm_eps = 1e-6;    ///< of the norms of both latents
   std::int64_t window = 0;   ///< a token sees its latest `window` tokens, itself included; 0: all
+  double scale_factor = 1;   ///< of the scores, besides 1 / sqrt(nope + rope)
   double dropout = 0;        ///< on the attention weights
   bool recompute = false;    ///< backward computes attention's output again, see DiscardScope
   Init init = Init::normal(0.02);
@@ -27,7 +28,7 @@ struct MlaOptions {
 ///   q = q_up(q_norm(q_down(x)));  latent, shared = kv_down(x);  k, v = kv_up(kv_norm(latent))
 ///   y = proj(attention([q, rope(q')], [k, rope(shared)], v))
 ///
-/// with scores divided by sqrt(nope + rope).
+/// with scores multiplied by scale_factor / sqrt(nope + rope).
 /// Source: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 struct Mla : Mixer {
   MlaOptions options;

@@ -1,6 +1,8 @@
 #include "weft/nn/norm.h"
 
+#include "weft/autograd/elementwise.h"
 #include "weft/autograd/layer_norm.h"
+#include "weft/autograd/reduce.h"
 #include "weft/autograd/rms_norm.h"
 #include "weft/core/error.h"
 
@@ -9,12 +11,27 @@ namespace weft::nn {
 Norm::Norm(Kind kind, std::int64_t dim, double eps) : kind(kind), eps(eps) {
   check(dim > 0, "norm: dim must be at least 1, got {}", dim);
   check(eps >= 0, "norm: eps must be at least 0, got {}", eps);
-  weight = make_parameter({dim}, Init::constant(1));
+  weight = make_parameter({dim}, weight_init());
   if (kind == Kind::layer) bias = make_parameter({dim}, Init::constant(0));
 }
 
+// What the normalized values are multiplied by.
+Tensor Norm::gain() const { return kind == Kind::rms_centered ? add(weight, 1) : weight; }
+
+// The RMS norm of rows that are split over ranks: the sum of squares is that of all parts.
+Tensor Norm::over_ranks(const Tensor& x) const {
+  const Shard& s = shard_of(*this);
+  const DType real = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const Tensor wide = cast(x, real);
+  const double width = static_cast<double>(x.dim(-1) * s.row_ranks);
+  const Tensor squares = s.sum_row(sum(square(wide), -1, true));
+  const Tensor scale = rsqrt(add(mul(squares, 1 / width), eps));
+  return cast(mul(mul(wide, scale), cast(gain(), real)), x.dtype());
+}
+
 Tensor Norm::operator()(const Tensor& x) const {
-  return kind == Kind::layer ? layer_norm(x, weight, bias, eps) : rms_norm(x, weight, eps);
+  if (kind == Kind::layer) return layer_norm(x, weight, bias, eps);
+  return shard_of(*this).sum_row ? over_ranks(x) : rms_norm(x, gain(), eps);
 }
 
 Norm::Added Norm::operator()(const Tensor& x, const Tensor& residual) const {
@@ -22,12 +39,12 @@ Norm::Added Norm::operator()(const Tensor& x, const Tensor& residual) const {
     auto [y, sum] = layer_norm_residual(x, residual, weight, bias, eps);
     return {std::move(y), std::move(sum)};
   }
-  auto [y, sum] = rms_norm_residual(x, residual, weight, eps);
+  auto [y, sum] = rms_norm_residual(x, residual, gain(), eps);
   return {std::move(y), std::move(sum)};
 }
 
 void Norm::visit(Visitor& v) {
-  v("weight", weight, Init::constant(1));
+  v("weight", weight, weight_init());
   v("bias", bias, Init::constant(0));
 }
 

@@ -55,6 +55,10 @@ struct Shard {
     int rank = 0, ranks = 1;
   } tokens;
 
+  // A norm whose rows are split over ranks.
+  std::function<Tensor(Tensor part)> sum_row;  ///< sums over the ranks, forward and backward
+  int row_ranks = 1;                           ///< their number
+
   // Mixtures of experts. "Batch" means the ranks that share the tokens of a batch.
   std::function<void(const Tensor& counts)> sum_batch;  ///< sums counts i64 in place over the batch
   std::function<void(const Tensor& counts)> sum_all;    ///< and over all ranks
@@ -87,6 +91,7 @@ struct Shard {
     kDispatcher = 256,
     kBiasRanks = 512,
     kBeforeUse = 1024,
+    kRowSum = 2048,  ///< sum_row, row_ranks
   };
 
   /// leave(y) + bias

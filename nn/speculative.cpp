@@ -30,7 +30,7 @@ Speculator::Speculator(const Gpt& model, const SamplingOptions& sampling, std::u
   const GptConfig& c = model.config;
   check(c.mtp.depths >= 1, "speculative: the model must have at least 1 MTP depth, got 0");
   for (std::int64_t i = 0; i < c.layers; ++i)
-    check(c.mixer(i) == 'a',
+    check(!c.is_delta(i),
           "speculative: every layer must have attention, as a {} cannot take back a draft, got "
           "pattern '{}'",
           mixer_kind(c, i).name, c.pattern);

@@ -49,7 +49,8 @@ FAMILIES = {
                 [dict(sliding_window=None, tie_word_embeddings=True)]),
     "qwen2": ("Qwen2Config", dict(SIZES, hidden_size=36, tie_word_embeddings=True),
               [dict(rope_scaling=YARN, tie_word_embeddings=False),
-               dict(use_sliding_window=True, sliding_window=9, max_window_layers=0)]),
+               dict(use_sliding_window=True, sliding_window=9, max_window_layers=0),
+               dict(use_sliding_window=True, sliding_window=9, max_window_layers=1)]),
     "qwen3": ("Qwen3Config", dict(SIZES, head_dim=8, rope_theta=1e6),
               [dict(rope_scaling=YARN), dict(attention_bias=True, tie_word_embeddings=True)]),
     "mixtral": ("MixtralConfig", dict(SIZES, head_dim=8, num_local_experts=5, num_experts_per_tok=2, intermediate_size=16,
@@ -62,6 +63,23 @@ FAMILIES = {
     "qwen3_moe": ("Qwen3MoeConfig", dict(SIZES, head_dim=8, num_experts=5, num_experts_per_tok=2,
                                          moe_intermediate_size=12, mlp_only_layers=[0], norm_topk_prob=True),
                   [dict(norm_topk_prob=False, mlp_only_layers=[]), dict(rope_scaling=YARN)]),
+    "olmoe": ("OlmoeConfig", dict(SIZES, hidden_size=36, intermediate_size=12, num_experts=5, num_experts_per_tok=2,
+                                  clip_qkv=1.5),
+              [dict(clip_qkv=None, norm_topk_prob=True, tie_word_embeddings=True), dict(rope_scaling=LLAMA3)]),
+    "deepseek_v3": ("DeepseekV3Config", dict(SIZES, num_key_value_heads=6, rms_norm_eps=1e-6, q_lora_rank=10,
+                                             kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5,
+                                             moe_intermediate_size=8, n_shared_experts=2, n_routed_experts=9, n_group=3,
+                                             topk_group=2, num_experts_per_tok=3, first_k_dense_replace=1,
+                                             rope_scaling=dict(YARN, mscale=1.0, mscale_all_dim=0.7)),
+                    [dict(q_lora_rank=None, n_group=1, topk_group=1, tie_word_embeddings=True, rope_scaling=None),
+                     dict(norm_topk_prob=False, rope_scaling=dict(YARN, mscale_all_dim=1.0))]),
+    "qwen3_next": ("Qwen3NextConfig", dict(SIZES, head_dim=16, partial_rotary_factor=0.25, full_attention_interval=2,
+                                           linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6,
+                                           linear_value_head_dim=5, linear_conv_kernel_dim=4, num_experts=5,
+                                           num_experts_per_tok=2, moe_intermediate_size=12,
+                                           shared_expert_intermediate_size=20, mlp_only_layers=[0]),
+                   [dict(attention_bias=True, norm_topk_prob=False, mlp_only_layers=[], tie_word_embeddings=True),
+                    dict(rope_scaling=YARN, partial_rotary_factor=0.5, full_attention_interval=3)]),
 }
 
 
@@ -70,16 +88,22 @@ def make_model(family, settings, seed):
     config = getattr(transformers, FAMILIES[family][0])(**settings)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     g = torch.Generator().manual_seed(seed)
+    # With 1.2 the steps of PyTorch itself move by 0.03 when the weights of qwen3_next move by 1e-7.
+    gain = 0.6 if family == "qwen3_next" else 1.2
     with torch.no_grad():
         for name, p in model.named_parameters():
             w = torch.randn(p.shape, generator=g)
             if "norm" in name or "ln_" in name:
-                w = (1 if name.endswith("weight") else 0) + 0.3 * w
+                zero_centered = family == "qwen3_next" and "linear_attn" not in name
+                w = (1 if name.endswith("weight") and not zero_centered else 0) + 0.3 * w
             elif p.ndim == 1:
                 w = 0.2 * w
             else:
-                w = w * (0.5 if "embed" in name or "wte" in name or "wpe" in name else 1.2 / math.sqrt(p.shape[-1]))
+                w = w * (0.5 if "embed" in name or "wte" in name or "wpe" in name else gain / math.sqrt(p.shape[-1]))
             p.copy_(w.bfloat16().float())
+        for name, bias in model.named_buffers():
+            if name.endswith("correction_bias"):
+                bias.copy_(0.2 * torch.rand(bias.shape, generator=g))
     return model
 
 

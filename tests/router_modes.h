@@ -15,6 +15,9 @@ inline const RouterOptions kRouterModes[] = {
     {.topk = 4, .pre_softmax = true, .groups = 4, .group_topk = 2},
     {.topk = 4, .score = RouterScore::sigmoid, .groups = 4, .group_topk = 2},
     {.topk = 3, .score = RouterScore::sqrt_softplus, .groups = 2, .group_topk = 1},
+    {.topk = 3, .score = RouterScore::sigmoid, .normalise = false, .scaling = 2.5},
+    {.topk = 3, .score = RouterScore::sigmoid, .groups = 4, .group_topk = 2, .group_best = 2},
+    {.topk = 1, .score = RouterScore::sigmoid, .groups = 4, .group_topk = 2, .group_best = 2},
 };
 
 inline bool takes_bias(const RouterOptions& o) { return o.score != RouterScore::softmax; }

@@ -68,9 +68,9 @@ void choose(const R* rank, std::int64_t E, const RouterOptions& o, std::int64_t*
     best.offer_all(rank, 0, E);
   } else {
     const std::int64_t size = E / o.groups;
-    Best<R> groups(o.group_topk);  // at most topk of them
+    Best<R> groups(o.group_topk);
     for (std::int64_t g = 0; g < o.groups; ++g) {
-      Best<R> inside(o.topk / o.group_topk);
+      Best<R> inside(router_group_best(o));
       inside.offer_all(rank, g * size, (g + 1) * size);
       R sum = 0;
       for (std::int64_t i = 0; i < inside.held; ++i) sum += inside.value[i];
@@ -119,7 +119,7 @@ inline bool keep_best_groups(float* columns, std::int64_t E, std::int64_t tokens
   const std::int64_t size = E / o.groups;
   alignas(64) float sums[kRouterExperts * L], kept[kRouterExperts * L];
   for (std::int64_t g = 0; g < o.groups; ++g) {
-    BestOfColumns inside(o.topk / o.group_topk);
+    BestOfColumns inside(router_group_best(o));
     if (!inside.offer(columns + g * size * L, size)) return false;
     std::fill_n(sums + g * L, L, 0.0f);
     for (std::int64_t i = 0; i < inside.room; ++i)

@@ -15,11 +15,17 @@ struct RouterOptions {
   RouterScore score = RouterScore::softmax;
   bool pre_softmax = false;  ///< softmax over all experts, without renormalising over the chosen
                              ///< ones
+  bool normalise = true;     ///< sigmoid, sqrt_softplus: divide the chosen scores by their sum
   double scaling = 1;        ///< factor of every probability
   /// Splits the experts into this many equal groups of neighbours; a token uses group_topk of them.
   /// 0: no groups.
   std::int64_t groups = 0, group_topk = 0;
+  std::int64_t group_best = 0;  ///< scores that add up to a group's; 0: topk / group_topk
 };
+
+constexpr std::int64_t router_group_best(const RouterOptions& o) {
+  return o.group_best ? o.group_best : o.topk / o.group_topk;
+}
 
 inline constexpr std::int64_t kRouterTopk = 32;       // one slot per lane of a warp
 inline constexpr std::int64_t kRouterExperts = 1024;  // 32 per lane
@@ -45,7 +51,7 @@ constexpr R router_slope(RouterScore score, R x, R y) {
 }
 /// Whether the k chosen scores are divided by their sum.
 constexpr bool router_normalises(const RouterOptions& o) {
-  return o.score != RouterScore::softmax && o.topk > 1;
+  return o.score != RouterScore::softmax && o.topk > 1 && o.normalise;
 }
 
 /// probs and experts (T, k) from logits (T, E). bias (E, f32), if not null, is added to the

@@ -213,6 +213,7 @@ void search_fit(const GptOptions& o, const train::MemoryPlan& now, const Rates& 
 double closed_block(const GptOptions& o) {
   const nn::GptConfig c = o.gpt();
   if (c.attention != nn::AttentionKind::mha || c.has_delta() || c.moe.experts > 0 || c.qk_norm ||
+      c.attn_gate || c.clip_qkv > 0 || c.rotary_dim > 0 || c.zero_centered_norm ||
       o.parallel.tp_overlap != distributed::Overlap::none || o.machine.is_fp8() ||
       c.recompute_every != 1 || c.recompute_layers != 0 ||
       o.offload.has(train::OffloadWhat::activations))

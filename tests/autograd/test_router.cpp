@@ -74,11 +74,12 @@ Tensor by_definition(const Tensor& logits, const Tensor& bias, const RouterOptio
     };
     if (o.groups) {
       const std::int64_t size = E / o.groups;
+      const std::int64_t best_of_group = o.group_best ? o.group_best : k / o.group_topk;
       std::vector<double> sums;
       for (std::int64_t g = 0; g < o.groups; ++g) {
         std::vector<double> part(rank.begin() + g * size, rank.begin() + (g + 1) * size);
         std::sort(part.begin(), part.end(), std::greater<>());
-        sums.push_back(std::accumulate(part.begin(), part.begin() + k / o.group_topk, 0.0));
+        sums.push_back(std::accumulate(part.begin(), part.begin() + best_of_group, 0.0));
       }
       const std::vector<std::int64_t> kept = best(sums, o.group_topk);
       for (std::int64_t e = 0; e < E; ++e)
@@ -90,7 +91,7 @@ Tensor by_definition(const Tensor& logits, const Tensor& bias, const RouterOptio
     for (const std::int64_t e : chosen) sum += post ? std::exp(x[at(e)]) : s[at(e)];
     for (const std::int64_t e : chosen) {
       double p = post ? std::exp(x[at(e)]) / sum : s[at(e)];
-      if (o.score != RouterScore::softmax && k > 1) p /= sum + 1e-20;
+      if (o.score != RouterScore::softmax && k > 1 && o.normalise) p /= sum + 1e-20;
       out.data<double>()[t * E + e] = p * o.scaling;
     }
   }
@@ -297,6 +298,15 @@ TEST_CASE("router: R2 errors name the rule") {
         "group_topk best), got 2");
   CHECK(text({.topk = 3, .groups = 4, .group_topk = 1}) ==
         "route: topk must be at most 2 (group_topk 1 groups of 2 experts), got 3");
+  CHECK(text({.normalise = false}) ==
+        "route: normalise = false goes with score sigmoid or sqrt_softplus, got softmax");
+  CHECK(text({.group_best = 2}) ==
+        "route: group_best needs groups, got group_best 2 and no groups");
+  CHECK(text({.groups = 4, .group_topk = 2, .group_best = 3}) ==
+        "route: group_best must be in [0, 2] (experts of a group, at most 32), got 3");
+  CHECK(error_of([&] {
+          route(Tensor::zeros({2, 128}), {}, {.groups = 64, .group_topk = 33, .group_best = 1});
+        }) == "route: group_topk must be at most 32, got 33");
   CHECK(text({.score = sigmoid}, Tensor::zeros({7})) ==
         "route: expert_bias must have shape [8] (experts of logits [3, 8]), got [7]");
   CHECK(text({.score = sigmoid}, Tensor::zeros({8}, DType::bf16)) ==

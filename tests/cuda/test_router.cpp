@@ -33,6 +33,12 @@ const RouterOptions kModes[] = {
     {.topk = 4, .pre_softmax = true, .groups = 4, .group_topk = 3},
     {.topk = 4, .score = RouterScore::sigmoid, .groups = 4, .group_topk = 2},
     {.topk = 3, .score = RouterScore::sqrt_softplus, .groups = 2, .group_topk = 1},
+    {.topk = 3,
+     .score = RouterScore::sigmoid,
+     .normalise = false,
+     .groups = 2,
+     .group_topk = 2,
+     .group_best = 2},
 };
 
 Tensor to_gpu(const Tensor& t) { return t.defined() ? t.to(kGpu) : t; }

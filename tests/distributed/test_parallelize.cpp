@@ -94,6 +94,10 @@ TEST_CASE("layout: which parameters are sharded, partial or replicated") {
   CHECK_FALSE(gpt2.at("positions.weight").tp_partial);
   CHECK_FALSE(gpt2.contains("head.weight"));  // tied: embed.weight
   CHECK(shard_specs(try_gpt(c, 1)).empty());
+  c.qk_norm_joint = true;
+  CHECK(error_of([&] { try_gpt(c, 4); }) ==
+        "parallelize: blocks.0.attn.qkv has 2 key heads, which do not divide among tp 4");
+  CHECK(try_gpt(c, 2).at("blocks.0.attn.k_norm.weight").tp_cut);
 }
 
 TEST_CASE("parallelize: errors of a plan name the rule") {

@@ -53,6 +53,13 @@ std::vector<Named> models() {
     c.kv_heads = 2;
     c.qk_norm = true;
   });
+  add("llama, norms over all heads, gates, zero-centred norms", small(Arch::llama),
+      [](GptConfig& c) {
+        c.qk_norm = c.qk_norm_joint = true;
+        c.attn_gate = c.zero_centered_norm = true;
+        c.rotary_dim = 2;
+        c.clip_qkv = 0.5;
+      });
   add("gpt2, one key head", small(Arch::gpt2), [](GptConfig& c) { c.kv_heads = 1; });
   add("latent attention", small(Arch::llama), [](GptConfig& c) {
     c.attention = nn::AttentionKind::mla;

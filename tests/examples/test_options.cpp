@@ -107,20 +107,22 @@ TEST_CASE("options: config.toml contains every setting") {
   }
   CHECK(names.size() > 90);
   // These settings are invalid on their own.
-  CHECK(joined(refused) ==
-        "capacity delay-weight-gradients dense-layers device dispatcher dp-replicate drop ep "
-        "ep-dtype expert-bias "
-        "force-balance "
-        "fp8-backward fp8-history fp8-recipe fp8-weights global-aux-coeff graph "
-        "jitter "
-        "latent loss-scale-steps master-weights mtp-detach mtp-repeat offload "
-        "offload-folder offload-fraction "
-        "offload-least pre-softmax rank recompute-every recompute-layers reshard-depth "
-        "rope-attention rope-beta-fast rope-beta-slow rope-factor rope-high rope-low rope-original "
-        "router-scaling "
-        "seq-aux-coeff "
-        "shared-gate sinkhorn sp "
-        "tp-across-machines tp-overlap z-loss ");
+  CHECK(
+      joined(refused) ==
+      "capacity delay-weight-gradients dense-layers device dispatcher dp-replicate drop ep "
+      "ep-dtype expert-bias "
+      "force-balance "
+      "fp8-backward fp8-history fp8-recipe fp8-weights global-aux-coeff graph "
+      "jitter "
+      "latent loss-scale-steps master-weights mtp-detach mtp-repeat offload "
+      "offload-folder offload-fraction "
+      "offload-least pre-softmax qk-norm-joint rank recompute-every recompute-layers reshard-depth "
+      "rope-attention rope-beta-fast rope-beta-slow rope-factor rope-high rope-low rope-mscale "
+      "rope-mscale-all rope-original "
+      "router-scaling router-sum "
+      "seq-aux-coeff "
+      "shared-gate sinkhorn sp "
+      "tp-across-machines tp-overlap z-loss ");
 }
 
 TEST_CASE("options: a checkpoint contains every setting that changes the model") {

@@ -221,7 +221,8 @@ TEST_CASE("gated_delta_net: errors name the rule") {
   GptConfig wrong = hybrid(Arch::llama);
   wrong.pattern = "dxa";
   CHECK(error_of([&] { wrong.validate(); }) ==
-        "gpt: pattern must consist of a (attention) and d (gated delta net), got \"dxa\"");
+        "gpt: pattern must consist of a (attention), w (attention in a window) and d (gated delta "
+        "net), got \"dxa\"");
   wrong = hybrid(Arch::llama);
   wrong.delta.value_heads = 3;
   CHECK(error_of([&] { wrong.validate(); }) ==

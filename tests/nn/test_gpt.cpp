@@ -19,6 +19,20 @@ GptConfig small(Arch arch) {
   return {.arch = arch, .layers = 2, .heads = 4, .kv_heads = 2, .dim = 32, .seq = 12, .vocab = 19};
 }
 
+// What real checkpoints add to attention and norms.
+std::vector<GptConfig> variants(const GptConfig& llama) {
+  std::vector<GptConfig> all(3, llama);
+  all[0].qk_norm = all[0].qk_norm_joint = true;
+  all[0].clip_qkv = 0.7;
+  all[1].attn_gate = all[1].zero_centered_norm = all[1].qk_norm = true;
+  all[1].head_size = 8;
+  all[1].rotary_dim = 2;
+  all[2].window = 3;
+  all[2].pattern = "aw";
+  all[2].clip_qkv = 0.7;
+  return all;
+}
+
 Tensor tokens(std::int64_t batch, std::int64_t length, std::uint64_t seed = 1) {
   const Tensor t = Tensor::empty({batch, length}, DType::f64);
   uniform_(t, {seed, 9, 0}, 0, 19);
@@ -208,6 +222,33 @@ TEST_CASE("gpt: decoding with a cache equals the full forward") {
     }
 }
 
+TEST_CASE("gpt: norms over all heads, gates, partial rotation and windows of some layers") {
+  for (const GptConfig& c : variants(small(Arch::llama))) {
+    const Gpt model = make(c);
+    CHECK(model.parameter_count() == c.parameter_count());
+    const Tensor ids = tokens(2, 12), targets = tokens(2, 12, 2);
+    nn::KvCache cache(c, 2, 12, DType::f64);
+    const Tensor all = test::check_decoding(model, ids, cache);
+    // Each setting changes the result.
+    GptConfig less = c;
+    less.clip_qkv = 0;
+    less.rotary_dim = 0;
+    if (!c.attn_gate) CHECK(test::mismatch(make(less)(ids), all, 1e-6) != "");
+    less = c;
+    less.rotary_dim = 0;
+    less.zero_centered_norm = false;
+    less.pattern.clear();
+    CHECK((test::mismatch(make(less)(ids), all, 1e-6) != "") == !c.qk_norm_joint);
+    GptConfig again = c;
+    again.recompute = nn::Recompute::attention;
+    Gpt plain = make(c), recomputes = make(again);
+    CHECK(differences(run(recomputes, ids, targets), run(plain, ids, targets)) == "");
+  }
+  const GptConfig windows = variants(small(Arch::llama))[2];
+  CHECK(windows.window_of(0) == 0);
+  CHECK(windows.window_of(1) == 3);
+}
+
 TEST_CASE("gpt: recomputing gives the same bits with dropout") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
@@ -243,20 +284,24 @@ TEST_CASE("gpt: dropout is active only in training and draws nothing at rate 0")
 }
 
 TEST_CASE("gpt: gradients agree with finite differences") {
-  for (const Arch arch : {Arch::gpt2, Arch::llama}) {
-    GptConfig c{.arch = arch,
-                .layers = 2,
-                .heads = 2,
-                .kv_heads = 1,
-                .dim = 4,
-                .ffn = 6,
-                .seq = 4,
-                .vocab = 5};
-    if (arch == Arch::llama) {
-      c.head_size = 4;
-      c.attn_bias = nn::AttentionBias::qkv;
-      c.rope_scaling = {.kind = RopeScaling::Kind::yarn, .factor = 2, .original = 3};
-    }
+  const auto tiny = [](Arch arch) {
+    return GptConfig{.arch = arch,
+                     .layers = 2,
+                     .heads = 2,
+                     .kv_heads = 1,
+                     .dim = 4,
+                     .ffn = 6,
+                     .seq = 4,
+                     .vocab = 5};
+  };
+  GptConfig llama = tiny(Arch::llama);
+  llama.head_size = 4;
+  llama.attn_bias = nn::AttentionBias::qkv;
+  llama.rope_scaling = {.kind = RopeScaling::Kind::yarn, .factor = 2, .original = 3};
+  std::vector<GptConfig> configs = variants(llama);
+  configs.push_back(llama);
+  configs.push_back(tiny(Arch::gpt2));
+  for (const GptConfig& c : configs) {
     Gpt model = make(c);
     const Tensor ids = Tensor::of({1, 4, 0, 3}, {1, 4}, DType::i32);
     const Tensor targets = Tensor::of({4, 0, -100, 2}, {1, 4}, DType::i32);
@@ -386,6 +431,14 @@ TEST_CASE("gpt: errors name the rule") {
   CHECK(error([](GptConfig& c) { c.rope_theta = 0; }) == "gpt: rope_theta must be above 0, got 0");
   CHECK(error([](GptConfig& c) { c.norm_eps = -1; }) == "gpt: norm_eps must be at least 0, got -1");
   CHECK(error([](GptConfig& c) { c.window = -1; }) == "gpt: window must be at least 0, got -1");
+  CHECK(error([](GptConfig& c) { c.zero_centered_norm = true; }) ==
+        "gpt: zero_centered_norm needs arch llama");
+  CHECK(error([](GptConfig& c) {
+          c.arch = Arch::llama;
+          c.rotary_dim = 10;
+        }) == "gpt: rotary_dim needs arch llama and must be even and at most head_dim 8, got 10");
+  CHECK(error([](GptConfig& c) { c.pattern = "aw"; }) ==
+        "gpt: a pattern with w, \"aw\", needs a window, got 0");
   const Gpt model(small(Arch::gpt2));
   CHECK(test::error_of([&] { model(Tensor::zeros({13}, DType::i32)); }) ==
         "gpt: ids must have shape (batch, tokens), got [13]");

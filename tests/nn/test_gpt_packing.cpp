@@ -74,10 +74,19 @@ Tensor packed(const Gpt& model, const data::PackedRows& p) {
              0);
 }
 
-const GptConfig kConfigs[] = {small(Arch::gpt2), small(Arch::llama), [] {
+const GptConfig kConfigs[] = {small(Arch::gpt2), small(Arch::llama),
+                              [] {
                                 GptConfig c = small(Arch::llama);
                                 c.qk_norm = true;
                                 c.window = 3;
+                                return c;
+                              }(),
+                              [] {
+                                GptConfig c = small(Arch::llama);
+                                c.qk_norm = c.qk_norm_joint = true;
+                                c.clip_qkv = 1;
+                                c.attn_gate = c.zero_centered_norm = true;
+                                c.rotary_dim = 2;
                                 return c;
                               }()};
 

@@ -221,6 +221,8 @@ TEST_CASE("mla gpt: incompatible configurations are refused") {
   CHECK(text([](GptConfig& c) { c.kv_heads = 2; }) == "gpt: attention mla has no kv_heads, got 2");
   CHECK(text([](GptConfig& c) { c.qk_norm = true; }) ==
         "gpt: attention mla has norms of its own and takes no qk_norm");
+  CHECK(text([](GptConfig& c) { c.attn_gate = true; }) ==
+        "gpt: attention mla takes no rotary_dim, clip_qkv and attn_gate");
   CHECK(text([](GptConfig& c) { c.mla.kv_lora = -1; }) ==
         "gpt: kv_lora must be at least 0, got -1");
   CHECK(text([](GptConfig& c) { c.mla.rope = 3; }) ==
