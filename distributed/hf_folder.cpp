@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
@@ -148,12 +149,18 @@ HfFolder open_checked(const std::string& path) {
   double values = 0;
   for (const std::string& file : paths)
     values += static_cast<double>(io::file_size(file)) / (block > 0 ? 1 : 2);  // bytes, or more
-  nn::GptConfig least = config;
-  least.mtp.depths = 0;
-  check(static_cast<double>(least.parameter_count()) <= values,
-        "'{}': config.json describes {} parameters, the files hold {} at most", path,
-        least.parameter_count(), values);
-  if (config.mtp.depths > 0 && lacks_mtp(family.tensors(config), paths)) config = least;
+  const auto check_count = [&](const nn::GptConfig& c) {
+    check(static_cast<double>(c.parameter_count()) <= values,
+          "'{}': config.json describes {} parameters, the files hold {} at most", path,
+          c.parameter_count(), values);
+  };
+  const std::int64_t depths = std::exchange(config.mtp.depths, 0);
+  check_count(config);
+  if (depths > 0) {
+    config.mtp.depths = 1;
+    config.mtp.depths = lacks_mtp(family.tensors(config), paths) ? 0 : depths;
+    check_count(config);
+  }
   return {&family, config,
           ShardFiles(paths, renames_of(family, family.tensors(config), paths, block))};
 }

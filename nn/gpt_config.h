@@ -75,6 +75,7 @@ struct GptConfig {
   std::int64_t moe_every = 1, dense_layers = 0;
   std::vector<std::uint8_t> moe_layers = {};  ///< overrides both: 0 or 1 for each block; or empty
 
+  static constexpr double kMostLayers = 10'000;
   static constexpr double kMostSize = 1 << 30;  ///< sums and products of two sizes fit into 64 bits
 
   template <class V>
@@ -131,7 +132,7 @@ void GptConfig::fields(V& v) {
   v("arch", arch, kArchWords,
     "gpt2: learned positions, LayerNorm, GELU; llama: rope, RMSNorm, SwiGLU",
     any().of_first_model().shown_first());
-  v("layers", layers, "number of blocks", between(1, 10'000).of_first_model().shown_first());
+  v("layers", layers, "number of blocks", between(1, kMostLayers).of_first_model().shown_first());
   v("heads", heads, "attention heads", between(1, kMostSize).of_first_model().shown_first());
   v("kv-heads", kv_heads, "key and value heads; 0: as many as heads",
     size.of_first_model().shown_first());

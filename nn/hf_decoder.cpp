@@ -140,6 +140,8 @@ GptConfig read_decoder(const HfConfig& h, const Defaults& missing) {
   c.vocab = h.size("vocab_size");
   c.dim = h.size("hidden_size");
   c.layers = h.size("num_hidden_layers");
+  if (static_cast<double>(c.layers) > GptConfig::kMostLayers)
+    h.refuse("num_hidden_layers", message("at most {}", GptConfig::kMostLayers));
   c.heads = h.size("num_attention_heads");
   c.kv_heads = h.size("num_key_value_heads", missing.kv_heads);
   c.head_size = h.size("head_dim", missing.head_dim);

@@ -12,7 +12,8 @@ constexpr const char* kFull = "full_attention";
 std::string read_layers(const HfConfig& h, std::int64_t layers) {
   if (h.has("layer_types")) return hf::read_pattern(h, layers, {{kDelta, 'd'}, {kFull, 'a'}});
   const std::int64_t interval = h.size("full_attention_interval", 4);
-  if (interval < 2) h.refuse("full_attention_interval", "2 or more");
+  if (interval < 2 || interval > layers)
+    h.refuse("full_attention_interval", message("2 to {}, the number of layers", layers));
   return std::string(static_cast<std::size_t>(interval - 1), 'd') + "a";
 }
 

@@ -330,6 +330,9 @@ TEST_CASE("hf: a value that is not supported is named with its family, its key a
         "default, linear, llama3, yarn");
   CHECK(llama.error("num_hidden_layers", "3") ==
         "config.json: llama: num_hidden_layers must be an integer in [0, 1073741824], got \"3\"");
+  CHECK(llama.error("num_hidden_layers", 1 << 30) ==
+        "config.json: llama: num_hidden_layers 1073741824 is not supported; supported: at most "
+        "10000");
   CHECK(llama.error("num_attention_heads", 5) ==
         "config.json: llama: gpt: heads 5 must be a multiple of kv_heads 2");
   CHECK(llama.error("quantization_config", io::Json().set("quant_method", "fp8")) ==
