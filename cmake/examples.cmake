@@ -13,12 +13,13 @@ add_library(weft_gpt OBJECT
   examples/common/model_folder.cpp
   examples/common/open_chat.cpp
   examples/common/sample.cpp
+  examples/common/score.cpp
   examples/common/text_tokenizer.cpp)
 target_include_directories(weft_gpt PRIVATE ${weft_include})
 target_link_libraries(weft_gpt PRIVATE weft_flags)
 target_compile_options(weft_gpt PRIVATE ${weft_cold_options})
 
-foreach(program train_gpt train_moe generate chat convert info loss_compare plan tokenize)
+foreach(program train_gpt train_moe generate chat evaluate convert info loss_compare plan tokenize)
   add_executable(${program} examples/${program}.cpp $<TARGET_OBJECTS:weft_gpt>)
   target_link_libraries(${program} PRIVATE weft weft_flags)
 endforeach()

@@ -9,7 +9,7 @@ set_target_properties(weft weft_tokenizer PROPERTIES
 
 install(TARGETS weft weft_tokenizer EXPORT weft_targets
   LIBRARY DESTINATION ${weft_lib} INCLUDES DESTINATION include)
-foreach(program train_gpt train_moe generate chat info tokenize train_tokenizer weft_launch)
+foreach(program train_gpt train_moe generate chat evaluate info tokenize train_tokenizer weft_launch)
   if(TARGET ${program})
     set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/../${weft_lib}")
     install(TARGETS ${program} RUNTIME DESTINATION bin OPTIONAL)

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""generate with stops and several prompts, and chat."""
+"""generate with stops and several prompts, chat, and evaluate."""
 import json
+import math
 import pathlib
+import re
 import shutil
 import subprocess
 
@@ -80,4 +82,30 @@ def chatting(folder):
     refused(run("chat"), 2, "--model")
 
 
-main([several_prompts_and_stops, an_end_token_ends, chatting])
+def evaluating(folder):
+    trained(folder)
+    model = ["--model", f"{folder}/run"]
+    other = pathlib.Path(folder) / "other.txt"
+    other.write_text("the cat sat on a mat and saw that dog who ran " * 3)
+    loss = []
+    for stride in (32, 4):
+        out = train(*model, "--data", other, "--stride", stride, program="evaluate").stdout
+        bits = float(re.search(r"bits per byte +([0-9.]+)", out)[1])
+        nats = float(re.search(r"loss +([0-9.]+)", out)[1])
+        assert abs(bits - nats / math.log(2)) < 1e-5, out  # a token is a byte
+        loss.append(nats)
+    assert loss[0] != loss[1] and max(loss) < 3, loss
+    questions = pathlib.Path(folder) / "q.jsonl"
+    rows = [{"context": "the cat", "choices": ["sat", "ZQX!"], "answer": 0}, {"context": "a", "choices": ["#%&", "mat"], "answer": 0}]
+    questions.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    out = train(*model, "--choices", questions, program="evaluate").stdout
+    assert re.search(r"acc +0.5000 \+- 0.5000\nacc_norm +0.5000", out), out
+    questions.write_text(json.dumps({**rows[0], "answer": 2}))
+    refused(run("evaluate", *model, "--choices", questions), 2, "line 1", "answer must be in [0, 2)")
+    questions.write_text("{")
+    refused(run("evaluate", *model, "--choices", questions), 2, "line 1")
+    refused(run("evaluate", *model, "--data", other, "--stride", 40), 2, "--stride", "32")
+    refused(run("evaluate", *model), 2, "--data")
+
+
+main([several_prompts_and_stops, an_end_token_ends, chatting, evaluating])
