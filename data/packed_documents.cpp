@@ -36,6 +36,20 @@ PackedDocuments::PackedDocuments(TokenStream tokens, std::int64_t seq,
         return PackingPlan(ends, seq);
       }()) {}
 
+PackedDocuments::PackedDocuments(TokenStream tokens, std::int64_t seq,
+                                 std::span<const std::int64_t> ends,
+                                 std::vector<std::uint8_t> counts)
+    : tokens_(std::move(tokens)),
+      documents_(std::ssize(ends)),
+      plan_(ends, seq),
+      counts_(std::move(counts)) {
+  check(std::ssize(counts_) == tokens_.size(),
+        "packed documents: each of the {} tokens must be marked, got {} marks", tokens_.size(),
+        counts_.size());
+  check(std::any_of(counts_.begin(), counts_.end(), [](std::uint8_t c) { return c != 0; }),
+        "packed documents: at least 1 token must count, got none of {}", tokens_.size());
+}
+
 Batch PackedDocuments::rows(std::span<const std::int64_t> numbers) const {
   const std::int64_t seq = plan_.seq();
   const Shape shape{std::ssize(numbers), seq};
@@ -52,7 +66,9 @@ Batch PackedDocuments::rows(std::span<const std::int64_t> numbers) const {
       piece_tokens.resize(static_cast<std::size_t>(targets) + 1);
       tokens_.read(piece.first, piece_tokens);
       std::copy_n(piece_tokens.begin(), piece.length, out.inputs.data<std::int32_t>() + at);
-      std::copy_n(piece_tokens.begin() + 1, targets, out.targets.data<std::int32_t>() + at);
+      for (std::int32_t i = 0; i < targets; ++i)
+        if (counts_.empty() || counts_[static_cast<std::size_t>(piece.first + i + 1)])
+          out.targets.data<std::int32_t>()[at + i] = piece_tokens[static_cast<std::size_t>(i) + 1];
       auto* const positions = out.positions.data<std::int32_t>() + at;
       std::iota(positions, positions + piece.length, 0);
       at += piece.length;

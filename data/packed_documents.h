@@ -1,5 +1,9 @@
 #pragma once
+#include <cstdint>
 #include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "weft/data/dataset.h"
 #include "weft/data/packing.h"
@@ -17,6 +21,11 @@ class PackedDocuments : public Dataset {
   /// stream say if `end` is empty.
   /// Throws Error on an empty `end` without such files, and without a document of 2 tokens.
   PackedDocuments(TokenStream tokens, std::int64_t seq, std::span<const std::int32_t> end);
+  /// Document i ends before token ends[i]. Of the tokens only those with `counts` not 0 are
+  /// targets, such as what an assistant writes in a conversation; the others are only read.
+  /// Throws Error unless there is a number of `counts` for each token, one of them not 0.
+  PackedDocuments(TokenStream tokens, std::int64_t seq, std::span<const std::int64_t> ends,
+                  std::vector<std::uint8_t> counts);
 
   std::int64_t size() const override { return plan_.rows(); }
   std::int64_t documents() const { return documents_; }
@@ -33,6 +42,7 @@ class PackedDocuments : public Dataset {
   TokenStream tokens_;
   std::int64_t documents_ = 0;
   PackingPlan plan_;
+  std::vector<std::uint8_t> counts_;  ///< of each token; empty: all count
 };
 
 /// What layers want to know of a batch with positions whose rows are laid side by side, (1, rows *

@@ -54,7 +54,7 @@ class Conversation {
         text_(o.tokenizer.empty() ? std::move(found.text)
                                   : examples::open_text_tokenizer(o.tokenizer)),
         tokenizer_(*text_.tokenizer),
-        chat_(tokenizer_, examples::open_chat(o.format, o.model, tokenizer_)),
+        chat_(tokenizer_, examples::open_chat("--template", o.format, o.model, tokenizer_)),
         model_(examples::load_model(found.config, found.files, o.context)),
         reply_(model_) {
     ends_.tokens = examples::end_tokens(o.model, tokenizer_);

@@ -16,6 +16,7 @@
 #include "weft/data/text.h"
 #include "weft/data/token_windows.h"
 #include "weft/distributed/launcher.h"
+#include "weft/examples/common/open_chat.h"
 #include "weft/tokenizer/utf8.h"
 
 namespace weft::examples {
@@ -116,6 +117,50 @@ std::shared_ptr<const data::Dataset> dataset_of(const GptOptions& o, const Token
                                                  document_end(o.data, is_text, tokens));
 }
 
+// Bytes of text of a target, for what assistants write.
+double bytes_per_written(const tokenizer::Tokenizer& t, const Conversations& c) {
+  double bytes = 0, tokens = 0;
+  for (std::size_t i = 0; i < c.tokens.size(); ++i) {
+    if (!c.written[i]) continue;
+    ++tokens;
+    if (!t.is_special(c.tokens[i])) bytes += static_cast<double>(t.bytes_of(c.tokens[i]).size());
+  }
+  return tokens > 0 ? bytes / tokens : 0;
+}
+
+// --chat: conversations, of which the last are held out.
+GptData read_chats(const GptOptions& options) {
+  const DataOptions& o = options.data;
+  GptData out;
+  out.sources = sources_of(o.files);
+  check(out.sources.size() == 1, "--chat: takes one list of files without shares, got {} sources",
+        out.sources.size());
+  const bool has_folder = o.tokenizer != "bytes";
+  const std::filesystem::path path(o.tokenizer);
+  const std::string folder = !has_folder                           ? ""
+                             : std::filesystem::is_directory(path) ? o.tokenizer
+                                                                   : path.parent_path().string();
+  const tokenizer::Tokenizer& t = *o.opened->tokenizer;
+  const tokenizer::ChatWriter chat(t, open_chat("--chat", o.chat, folder, t));
+  const Conversations all = read_conversations(out.sources[0].files, chat);
+  check(all.ends.size() >= 2, "--data: must have at least 2 conversations, got {}",
+        all.ends.size());
+  auto [training, held_out] = all.split(o.val_files.empty() ? o.val_fraction : 0);
+  if (!o.val_files.empty()) held_out = read_conversations(o.val_files, chat);
+  held_out = held_out.first(o.eval_tokens);
+  const auto dataset = [&](const Conversations& c) {
+    return std::make_shared<data::PackedDocuments>(TokenStream::of(c.tokens), options.model.seq,
+                                                   c.ends, c.written);
+  };
+  out.sources[0].training = TokenStream::of(training.tokens);
+  out.sources[0].held_out = TokenStream::of(held_out.tokens);
+  out.training = dataset(training);
+  if (!held_out.ends.empty()) out.validation = dataset(held_out);
+  out.text = o.opened.get();
+  out.bytes_per_token = bytes_per_written(t, held_out);
+  return out;
+}
+
 }  // namespace
 
 std::int64_t GptData::tokens() const {
@@ -190,6 +235,7 @@ std::vector<GptData::Source> sources_of(const std::vector<std::string>& words) {
 
 GptData read_data(const GptOptions& options) {
   const DataOptions& o = options.data;
+  if (!o.chat.empty()) return read_chats(options);
   GptData out;
   out.sources = sources_of(o.files);
   check(!out.sources.empty(), "--data: name at least one file");

@@ -14,7 +14,7 @@ namespace weft::examples {
 
 struct DataOptions {
   std::vector<std::string> files, val_files = {};
-  std::string tokenizer = "bytes", pack;
+  std::string tokenizer = "bytes", pack, chat;
   double val_fraction = 0.1;
   std::int64_t eval_tokens = 131'072;
   double bytes_per_token = 0;
@@ -35,6 +35,10 @@ struct DataOptions {
       "as their .idx says, and are packed into rows, so that none sees another; empty: all data "
       "are "
       "one stream");
+    v("chat", chat,
+      "the data are .jsonl files of conversations, and what assistants write is learnt: chatml, "
+      "llama3, mistral, llama2, deepseek, or auto as the tokenizer's folder says; empty: other "
+      "data");
     v("val-fraction", val_fraction,
       "share of the data held out, taken from its end; whole documents where they are known",
       fraction().shown_first());

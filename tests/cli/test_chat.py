@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""generate with stops and several prompts, chat, and evaluate."""
+"""generate with stops and several prompts, chat, evaluate, and training on conversations."""
 import json
 import math
 import pathlib
@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 
-from support import BIN, SMALL, main, refused, run, text, train
+from support import BIN, SMALL, WORDS, main, metrics, refused, run, text, train
 
 FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures"
 GREEDY = ["--temperature", 0, "--tokens", 30]
@@ -55,13 +55,19 @@ def an_end_token_ends(folder):
         (here / "generation_config.json").unlink(missing_ok=True)
 
 
-def chatting(folder):
-    """A model with the marks of ChatML, whose tokenizer says so; nothing is printed but its replies."""
+def marked(folder):
+    """A tokenizer with the marks of ChatML."""
     tokenizer = json.loads((FIXTURES / "tokenizers/qwen.json").read_text())
     mark = dict(tokenizer["added_tokens"][0])
     tokenizer["added_tokens"] += [{**mark, "id": 500 + i, "content": c} for i, c in enumerate(("<|im_start|>", "<|im_end|>"))]
     file = pathlib.Path(folder) / "tokenizer.json"
     file.write_text(json.dumps(tokenizer))
+    return file
+
+
+def chatting(folder):
+    """A model whose tokenizer says that it writes ChatML; nothing is printed but its replies."""
+    file = marked(folder)
     train("--data", text(folder), "--tokenizer", file, "--out", f"{folder}/run", "--steps", 2, "--arch", "llama", *SMALL)
     talk = pathlib.Path(folder) / "talk.txt"
     talk.write_text("hi\n\n/new\nhi\n/quit\nunread\n")
@@ -108,4 +114,25 @@ def evaluating(folder):
     refused(run("evaluate", *model), 2, "--data")
 
 
-main([several_prompts_and_stops, an_end_token_ends, chatting, evaluating])
+def learning_to_answer(folder):
+    """What users say is not learnt: the reply is, which does not depend on it."""
+    file = marked(folder)
+    data = pathlib.Path(folder) / "chats.jsonl"
+    data.write_text("".join(json.dumps({"messages": [{"role": "user", "content": f"{i * 7919} {WORDS[i % 20]} {i}"},
+                                                     {"role": "assistant", "content": "a mat"}]}) + "\n" for i in range(60)))
+    flags = ["--data", data, "--tokenizer", file, "--seq", 64, "--batch", 4, "--lr", 1e-2, "--layers", 1, "--heads", 2, "--dim", 32,
+             "--log-every", 1000]
+    done = train(*flags, "--chat", "auto", "--steps", 40, "--eval-every", 40, "--out", f"{folder}/run")
+    assert metrics(f"{folder}/run")[-1]["loss"] < 0.3, metrics(f"{folder}/run")[-1]
+    assert "bits per byte" in done.stdout, done.stdout
+    talk = subprocess.run([BIN / "chat", "--model", f"{folder}/run", "--temperature", "0", "--tokens", "20"], input="1 dog\n",
+                          capture_output=True, text=True, timeout=60)
+    assert talk.stdout == "a mat\n", talk
+    for more, words in ((["--pack", "x"], ["--chat", "--pack"]), (["--mtp", 1], ["--chat", "--mtp"])):
+        refused(run("train_gpt", *flags, "--chat", "auto", *more, "--out", f"{folder}/no"), 2, *words)
+    data.write_text('{"messages": 3}\n')
+    refused(run("train_gpt", *flags, "--chat", "auto", "--out", f"{folder}/no"), 2, "chats.jsonl line 1")
+    refused(run("train_gpt", *flags, "--chat", "llama3", "--out", f"{folder}/no"), 2, "no token", "llama3")
+
+
+main([several_prompts_and_stops, an_end_token_ends, chatting, evaluating, learning_to_answer])
