@@ -10,10 +10,12 @@ query heads to two key heads, a vocabulary that is no multiple of 8, three layer
 and everything is computed from exactly those values in f32.
 """
 import argparse
+import copy
 import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -85,7 +87,7 @@ FAMILIES = {
 
 def make_model(family, settings, seed):
     """Weights larger than a real start, so that attention is not uniform and every gradient is visible."""
-    config = getattr(transformers, FAMILIES[family][0])(**settings)
+    config = getattr(transformers, FAMILIES[family][0])(**copy.deepcopy(settings))  # transformers 5 adds keys to dictionaries
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     g = torch.Generator().manual_seed(seed)
     # With 1.2 the steps of PyTorch itself move by 0.03 when the weights of qwen3_next move by 1e-7.
@@ -112,6 +114,19 @@ def loss_of(model, ids):
     return logits, torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:])
 
 
+def gradients(model):
+    """By the names in files: transformers 5 holds all experts of a layer in one parameter, and writes them one by one."""
+    for name, p in model.named_parameters():
+        fused = re.fullmatch(r"(.*)\.(gate_up_proj|down_proj)", name) if p.ndim == 3 else None
+        if not fused:
+            yield name, p.grad
+            continue
+        for e, g in enumerate(p.grad):
+            names = ("gate_proj", "up_proj") if fused[2] == "gate_up_proj" else ("down_proj",)
+            for part, values in zip(names, g.chunk(len(names))):
+                yield f"{fused[1]}.{e}.{part}.weight", values
+
+
 def reference(model, seed):
     """What transformers computes: logits, loss, digests of gradients, greedy tokens, losses of SGD steps."""
     g = torch.Generator().manual_seed(seed)
@@ -120,8 +135,8 @@ def reference(model, seed):
     logits, loss = loss_of(model, ids)
     out["logits"], out["loss"] = logits.detach().contiguous(), loss.detach().view(1)
     loss.backward()
-    for name, p in model.named_parameters():
-        flat = p.grad.double().flatten()
+    for name, gradient in gradients(model):
+        flat = gradient.double().flatten()
         wave = torch.cos(torch.arange(flat.numel()).double())
         out["grad." + name] = torch.stack([flat.norm(), (flat * wave).sum()])
     text = ids[:, :8]
