@@ -129,6 +129,14 @@ int chat(const Options& o) {
     if (terminal) examples::put_text("> ");
     std::fflush(stdout);
   };
+  const auto answer = [&](const std::string& line) {
+    try {
+      conversation.answer(line);
+    } catch (const Error& e) {  // a message that is too long; the next one may be shorter
+      if (!terminal || e.fault() != Fault::user) throw;
+      std::fprintf(stderr, "chat: %s\n", e.what());
+    }
+  };
   if (terminal) examples::put_text("/new begins anew, /quit or Ctrl-D ends\n");
   ask();
   for (std::string line; std::getline(std::cin, line); ask()) {
@@ -136,7 +144,7 @@ int chat(const Options& o) {
     if (line == "/new")
       conversation.forget();
     else if (!line.empty())
-      conversation.answer(line);
+      answer(line);
   }
   if (terminal) examples::put_text("\n");
   return 0;

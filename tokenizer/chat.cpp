@@ -142,16 +142,23 @@ void ChatWriter::write_inst(Writer& w, const std::string& system,
   const std::int32_t begin = mark("<s>");
   const auto open = llama2 ? std::nullopt : tokenizer_->find("[INST]");
   const auto close = llama2 ? std::nullopt : tokenizer_->find("[/INST]");
+  const auto system_mark = llama2 ? std::nullopt : tokenizer_->find("[SYSTEM_PROMPT]");
   for (std::size_t i = 0; i < turns.size(); ++i) {
+    const std::string said(trimmed(turns[i].content));
     if (turns[i].role == "assistant") {
-      w.written(trimmed(turns[i].content), end_);
+      w.written(llama2 ? said + " " : said, end_);
       continue;
     }
     if (i == 0 || llama2) w.mark(begin);
+    if (i == 0 && !system.empty() && system_mark) {  // later tokenizers of Mistral
+      w.mark(*system_mark);
+      w.text(system);
+      w.mark(mark("[/SYSTEM_PROMPT]"));
+    }
     open ? w.mark(*open) : w.text("[INST] ");
-    if (i == 0 && !system.empty())
+    if (i == 0 && !system.empty() && !system_mark)
       w.text(llama2 ? "<<SYS>>\n" + system + "\n<</SYS>>\n\n" : system + "\n\n");
-    w.text(trimmed(turns[i].content));
+    w.text(said);
     close ? w.mark(*close) : w.text(" [/INST]");
   }
 }

@@ -87,8 +87,8 @@ TEST_CASE("chat: conversations of each format") {
       {ChatFormat::mistral, "<s>[INST]Be kind.\n\nHi[/INST]Hello.</s>[INST]Bye[/INST]",
        "Hello.</s>"},
       {ChatFormat::llama2,
-       "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nHi [/INST]Hello.</s><s>[INST] Bye [/INST]",
-       "Hello.</s>"},
+       "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nHi [/INST]Hello. </s><s>[INST] Bye [/INST]",
+       "Hello. </s>"},
       {ChatFormat::deepseek,
        "<｜begin▁of▁sentence｜>Be kind.<｜User｜> Hi "
        "<｜Assistant｜>Hello.<｜end▁of▁sentence｜><｜User｜>Bye<｜Assistant｜>",
@@ -108,6 +108,16 @@ TEST_CASE("chat: conversations of each format") {
     REQUIRE(more.tokens.size() > tokens.tokens.size());
     CHECK(std::equal(tokens.tokens.begin(), tokens.tokens.end(), more.tokens.begin()));
   }
+}
+
+TEST_CASE("chat: what Mistral's tokenizers have of the marks") {
+  const auto text = [](const std::vector<std::string>& marks) {
+    const auto t = with_marks(marks);
+    return all_text(*t, ChatWriter(*t, ChatFormat::mistral).write(kTalk, true));
+  };
+  CHECK(text({"<s>", "</s>"}) == "<s>[INST] Be kind.\n\nHi [/INST]Hello.</s>[INST] Bye [/INST]");
+  CHECK(text({"<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}) ==
+        "<s>[SYSTEM_PROMPT]Be kind.[/SYSTEM_PROMPT][INST]Hi[/INST]Hello.</s>[INST]Bye[/INST]");
 }
 
 TEST_CASE("chat: the text of a turn is never a mark") {
