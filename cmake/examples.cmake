@@ -5,6 +5,7 @@
 add_library(weft_gpt OBJECT
   examples/common/check_weights.cpp
   examples/common/continuation.cpp
+  examples/common/folder_json.cpp
   examples/common/gpt_data.cpp
   examples/common/gpt_options.cpp
   examples/common/gpt_plan.cpp

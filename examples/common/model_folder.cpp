@@ -6,6 +6,7 @@
 
 #include "weft/core/error.h"
 #include "weft/examples/common/check_weights.h"
+#include "weft/examples/common/folder_json.h"
 #include "weft/examples/common/gpt_task.h"
 #include "weft/io/checkpoint.h"
 #include "weft/io/file.h"
@@ -34,15 +35,14 @@ ModelFolder open_run(const std::string& path) {
 // The ids in a JSON file: a number, a list of them, or null.
 std::vector<std::int32_t> ids_in(const std::string& file) {
   if (!io::exists(file)) return {};
-  const io::Json json = io::Json::parse(io::read_file(file), file);
+  const io::Json json = read_folder_json(file);
   const io::Json* const found = json.find("eos_token_id");
   if (!found || found->is_null()) return {};
   std::vector<std::int32_t> ids;
   const auto add = [&](const io::Json& id) {
-    const std::int64_t value = id.as_int();
-    check(value >= 0 && value <= INT32_MAX, "{}: eos_token_id must be a token, got {}", file,
-          value);
-    ids.push_back(static_cast<std::int32_t>(value));
+    check(id.is_int() && id.as_int() >= 0 && id.as_int() <= INT32_MAX,
+          "{}: eos_token_id must be a token or a list of them, got {}", file, id.dump());
+    ids.push_back(static_cast<std::int32_t>(id.as_int()));
   };
   if (!found->is_array())
     add(*found);

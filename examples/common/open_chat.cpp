@@ -8,6 +8,7 @@
 
 #include "weft/core/error.h"
 #include "weft/data/text.h"
+#include "weft/examples/common/folder_json.h"
 #include "weft/io/file.h"
 #include "weft/io/json.h"
 
@@ -18,9 +19,9 @@ namespace {
 std::string template_in(const std::string& folder) {
   const std::string alone = folder + "/chat_template.jinja",
                     config = folder + "/tokenizer_config.json";
-  if (io::exists(alone)) return io::read_file(alone);
+  if (io::exists(alone)) return read_folder_file(alone);
   if (!io::exists(config)) return "";
-  const io::Json json = io::Json::parse(io::read_file(config), config);
+  const io::Json json = read_folder_json(config);
   const io::Json* found = json.find("chat_template");
   if (found && found->is_array() && !found->items().empty())
     found = found->items()[0].find("template");

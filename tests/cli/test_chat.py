@@ -53,6 +53,17 @@ def an_end_token_ends(folder):
         got = train(*greedy, program="generate").stdout
         assert got == whole[:whole.index(chr(end), 2)] + "\n", (whole, got)
         (here / "generation_config.json").unlink(missing_ok=True)
+    # Files that are not what they should be.
+    generation = here / "generation_config.json"
+    for content, word in (("{", "expected"), ('{"eos_token_id": "x"}', "eos_token_id"), ('{"eos_token_id": [1e30]}', "eos_token_id"),
+                          ('{"eos_token_id": -1}', "eos_token_id")):
+        generation.write_text(content)
+        refused(run("generate", *greedy), 2, "generation_config.json", word)
+    for name, program in (("generation_config.json", "generate"), ("chat_template.jinja", "chat")):
+        generation.unlink(missing_ok=True)
+        with open(here / name, "wb") as file:
+            file.truncate(10 * 10**9)
+        refused(run(program, "--model", here), 2, name, "at most")
 
 
 def marked(folder):
