@@ -2,19 +2,19 @@
 // device, with the costs of a link model. See docs/comm_model.md.
 #include <map>
 
-#include "weft/bench/comm_cost.h"
 #include "weft/bench/comm_estimate.h"
 #include "weft/bench/comm_layouts.h"
 #include "weft/bench/comm_trace.h"
 #include "weft/bench/harness.h"
 #include "weft/bench/start_up.h"
+#include "weft/distributed/comm_cost.h"
 #include "weft/distributed/flight_recorder.h"
 #include "weft/train/command_line.h"
 
 namespace weft::bench {
 namespace {
 
-using distributed::FlightEntry;
+using distributed::Cluster, distributed::FlightEntry;
 
 struct Settings {
   std::string cluster = "h100-8", json;

@@ -2,7 +2,7 @@
 
 namespace weft::bench {
 
-Estimate::Estimate(const StepTrace& trace, const Cluster& cluster, double tflops)
+Estimate::Estimate(const StepTrace& trace, const distributed::Cluster& cluster, double tflops)
     : trace_(trace), compute_us_(1e-6 * trace.flops / tflops) {
   for (const distributed::FlightEntry& e : trace.calls)
     us_.push_back(collective_us(cluster, e.kind, whole_bytes(e), trace.groups.at(e.group)));

@@ -1,9 +1,9 @@
 #pragma once
 #include <vector>
 
-#include "weft/bench/comm_cost.h"
 #include "weft/bench/comm_timeline.h"
 #include "weft/bench/comm_trace.h"
+#include "weft/distributed/comm_cost.h"
 
 namespace weft::bench {
 
@@ -11,7 +11,7 @@ namespace weft::bench {
 class Estimate {
  public:
   /// The trace must outlive it.
-  Estimate(const StepTrace& trace, const Cluster& cluster, double tflops);
+  Estimate(const StepTrace& trace, const distributed::Cluster& cluster, double tflops);
   /// Of each collective alone.
   const std::vector<double>& collectives_us() const { return us_; }
   double compute_us() const { return compute_us_; }

@@ -87,8 +87,8 @@ std::map<std::string, std::int64_t> bytes_by_axis(
   return bytes;
 }
 
-void print_layouts(const Cluster& cluster, double tflops, int lanes, const Words& flags,
-                   const std::string& json) {
+void print_layouts(const distributed::Cluster& cluster, double tflops, int lanes,
+                   const Words& flags, const std::string& json) {
   std::vector<Row> rows;
   for (const Model& model : models()) {
     std::printf("%s\n%5s  %-21s %9s | %8s %8s %8s MB sent | %9s | exposed ms: %8s %8s\n",

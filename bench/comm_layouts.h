@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "weft/bench/comm_cost.h"
 #include "weft/bench/comm_trace.h"
+#include "weft/distributed/comm_cost.h"
 
 namespace weft::bench {
 
@@ -18,7 +18,7 @@ std::map<std::string, std::int64_t> bytes_by_axis(
 /// bytes by axis, and the time that communication is exposed, with one lane and with `lanes`. Each
 /// rank has one sequence in a step. `flags` of train_gpt are added to those of each row. `json`: a
 /// file for the numbers; empty: none.
-void print_layouts(const Cluster& cluster, double tflops, int lanes,
+void print_layouts(const distributed::Cluster& cluster, double tflops, int lanes,
                    const std::vector<std::string>& flags, const std::string& json);
 
 }  // namespace weft::bench

@@ -5,7 +5,7 @@ foreach(stem comm ddp fsdp moe ops overlap overhead roof save step tokenizer)
 endforeach()
 target_sources(bench_step PRIVATE bench/train_run.cpp)
 if(WEFT_EXAMPLES)
-  add_executable(bench_comm_model bench/bench_comm_model.cpp bench/comm_cost.cpp
+  add_executable(bench_comm_model bench/bench_comm_model.cpp
     bench/comm_estimate.cpp bench/comm_layouts.cpp bench/comm_timeline.cpp bench/comm_trace.cpp
     bench/start_up.cpp $<TARGET_OBJECTS:weft_gpt>)
   target_link_libraries(bench_comm_model PRIVATE weft weft_flags)

@@ -91,7 +91,7 @@ if(WEFT_EXAMPLES)
   weft_test_folder(examples)
 endif()
 if(TARGET tests_bench)
-  target_sources(tests_bench PRIVATE $<TARGET_OBJECTS:weft_gpt> bench/comm_cost.cpp
+  target_sources(tests_bench PRIVATE $<TARGET_OBJECTS:weft_gpt>
     bench/comm_estimate.cpp bench/comm_layouts.cpp bench/comm_timeline.cpp bench/comm_trace.cpp
     bench/start_up.cpp)
 endif()

@@ -3,15 +3,15 @@
 
 #include <numeric>
 
-#include "weft/bench/comm_cost.h"
 #include "weft/bench/comm_timeline.h"
+#include "weft/distributed/comm_cost.h"
 #include "weft/distributed/device_mesh.h"
 #include "weft/tests/support.h"
 
 namespace weft::bench::comm_cost_test {
 namespace {
 
-using distributed::Collective;
+using distributed::Cluster, distributed::Collective;
 using Kind = StepEvent::Kind;
 
 // The constants of the cost model in PyTorch's DTensor, with 2^30 bytes per GB.

@@ -1,4 +1,4 @@
-#include "weft/bench/comm_cost.h"
+#include "weft/distributed/comm_cost.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,10 +6,8 @@
 
 #include "weft/core/error.h"
 
-namespace weft::bench {
+namespace weft::distributed {
 namespace {
-
-using distributed::Collective;
 
 // A rank sends to every other one: over the inner link to ranks on its host, over the outer link to
 // the rest. The host with the fewest members of the group has most to send.
@@ -75,4 +73,4 @@ double collective_us(const Cluster& c, Collective kind, std::int64_t bytes,
   return 0;
 }
 
-}  // namespace weft::bench
+}  // namespace weft::distributed

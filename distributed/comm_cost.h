@@ -5,7 +5,7 @@
 #include "weft/distributed/operation.h"
 
 /// Cost model of collectives on a cluster.
-namespace weft::bench {
+namespace weft::distributed {
 
 /// One direction of a link between devices.
 struct LinkCost {
@@ -37,7 +37,7 @@ bool crosses_hosts(const Cluster& cluster, const std::vector<int>& ranks);
 /// (latency and bandwidth); Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"
 /// (rings); Sanders, Speck and Traff 2009, "Two-tree algorithms for full bandwidth broadcast,
 /// reduction and scan" (trees).
-double collective_us(const Cluster& cluster, distributed::Collective kind, std::int64_t bytes,
+double collective_us(const Cluster& cluster, Collective kind, std::int64_t bytes,
                      const std::vector<int>& ranks);
 
-}  // namespace weft::bench
+}  // namespace weft::distributed
