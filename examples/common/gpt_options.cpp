@@ -106,9 +106,6 @@ void GptOptions::check() const {
       static_cast<double>(steps) * static_cast<double>(batch) * static_cast<double>(model.seq) <
           9e18,
       "--steps: {} steps of {} x {} tokens are more than can be counted", steps, batch, model.seq);
-  weft::check(model.pattern.find_first_not_of("ad") == std::string::npos,
-              "--pattern: must consist of a (attention) and d (gated delta net), got '{}'",
-              model.pattern);
   train::Options::check();
   weft::check(data.chat.empty() || data.pack.empty(),
               "--chat: packs conversations by itself; remove --pack");

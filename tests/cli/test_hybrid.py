@@ -78,7 +78,8 @@ def wrong_use(folder):
                          "value_heads 3 must be a multiple of key_heads 2")):
         refused(run("train_gpt", *base(folder, "run", *flags)), 2, said)
     done = run("train_gpt", *base(folder, "run", "--pattern", "dxa"))
-    refused(done, 2, "--pattern: must consist of a (attention) and d (gated delta net), got 'dxa'")
+    refused(done, 2, "pattern must consist of a (attention), w (attention in a window) and d (gated delta net), got \"dxa\"")
+    train(*base(folder, "windows", "--pattern", "aw", "--window", "8", "--steps", "1"))
     done = run("train_gpt", *base(folder, "run", "--attention", "gqa"))
     refused(done, 2, "--attention: must be one of mha, mla, got 'gqa'")
     done = run("train_gpt", *base(folder, "run", "--attention", "mla"))
