@@ -14,9 +14,15 @@ StopText::StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {
 std::string StopText::next(std::string_view text) {
   if (stopped_) return {};
   held_ += text;
-  std::size_t first = std::string::npos;
-  for (const std::string& s : stops_) first = std::min(first, held_.find(s));
-  if (first != std::string::npos) {
+  // The one that is complete first, as if the text came byte by byte; of several the longest.
+  std::size_t first = std::string::npos, end = std::string::npos;
+  for (const std::string& s : stops_) {
+    const std::size_t at = held_.find(s);
+    if (at == std::string::npos || std::pair(at + s.size(), at) >= std::pair(end, first)) continue;
+    first = at;
+    end = at + s.size();
+  }
+  if (end != std::string::npos) {
     stopped_ = true;
     return std::exchange(held_, {}).substr(0, first);
   }

@@ -5,8 +5,9 @@
 
 namespace weft::tokenizer {
 
-/// Ends a stream of text at the first of some strings, which is not part of the result. Text that
-/// may be the beginning of one is held until more text decides.
+/// Ends a stream of text at the first of some strings that is complete, the longest if several end
+/// at the same place; it is not part of the result. The pieces in which the text comes do not
+/// matter. Text that may be the beginning of one is held until more text decides.
 ///
 ///   StopText stop({"\n\n", "User:"});
 ///   while (!stop.stopped()) std::cout << stop.next(stream.next(token()));

@@ -174,6 +174,7 @@ TEST_CASE("stop_text: the text before the first stop, however it is cut") {
     bool stopped;
   };
   for (const Case& c : {Case{{"\n\n"}, "abcabcd one", true}, Case{{"abcd", "two"}, "abc", true},
+                        Case{{"abcd one", "bcd"}, "abca", true}, Case{{"cd", "bcd"}, "abca", true},
                         Case{{"two", "END"}, "abcabcd one\n\n", true}, Case{{"END."}, text, false},
                         Case{{}, text, false}})
     for (std::size_t step = 1; step <= text.size(); ++step) {
