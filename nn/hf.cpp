@@ -130,6 +130,7 @@ std::int64_t hf_fp8_block(const HfFamily& family, const io::Json& config) {
   const bool known = q.names("quant_method") && is("quant_method", "fp8") && is("fmt", "e4m3") &&
                      sizes && sizes->is_array() && sizes->items().size() == 2 &&
                      sizes->items()[0].is_int() && sizes->items()[0].as_int() >= 1 &&
+                     static_cast<double>(sizes->items()[0].as_int()) <= GptConfig::kMostSize &&
                      sizes->items()[1].dump() == sizes->items()[0].dump();
   if (!known)
     h.refuse(kKey, "weights of f32, bf16 and f16, and fp8 in e4m3 with a square weight_block_size");

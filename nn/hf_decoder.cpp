@@ -14,9 +14,12 @@ void read_rotated(const HfConfig& h, const Defaults& missing, GptConfig& c) {
   constexpr const char* kKey = "partial_rotary_factor";
   if (missing.rotated == 0) return h.only(kKey, 1);
   if (c.rotary_dim > 0 && !h.has(kKey)) return;
-  const auto width = static_cast<std::int64_t>(static_cast<double>(c.head_dim()) *
-                                               h.number(kKey, missing.rotated));
-  if (width < 2 || width % 2 != 0 || width > c.head_dim())
+  const double share = h.number(kKey, missing.rotated);
+  // A number above 1 need not fit into an integer.
+  const std::int64_t width =
+      share > 0 && share <= 1 ? static_cast<std::int64_t>(static_cast<double>(c.head_dim()) * share)
+                              : 0;
+  if (width < 2 || width % 2 != 0)
     h.refuse(kKey, message("those with an even number of the {} elements of a head", c.head_dim()));
   c.rotary_dim = width;
 }
@@ -140,8 +143,8 @@ GptConfig read_decoder(const HfConfig& h, const Defaults& missing) {
   c.vocab = h.size("vocab_size");
   c.dim = h.size("hidden_size");
   c.layers = h.size("num_hidden_layers");
-  if (static_cast<double>(c.layers) > GptConfig::kMostLayers)
-    h.refuse("num_hidden_layers", message("at most {}", GptConfig::kMostLayers));
+  if (c.layers < 1 || static_cast<double>(c.layers) > GptConfig::kMostLayers)
+    h.refuse("num_hidden_layers", message("1 to {}", GptConfig::kMostLayers));
   c.heads = h.size("num_attention_heads");
   c.kv_heads = h.size("num_key_value_heads", missing.kv_heads);
   c.head_size = h.size("head_dim", missing.head_dim);

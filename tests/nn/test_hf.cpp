@@ -331,7 +331,7 @@ TEST_CASE("hf: a value that is not supported is named with its family, its key a
   CHECK(llama.error("num_hidden_layers", "3") ==
         "config.json: llama: num_hidden_layers must be an integer in [0, 1073741824], got \"3\"");
   CHECK(llama.error("num_hidden_layers", 1 << 30) ==
-        "config.json: llama: num_hidden_layers 1073741824 is not supported; supported: at most "
+        "config.json: llama: num_hidden_layers 1073741824 is not supported; supported: 1 to "
         "10000");
   CHECK(llama.error("num_attention_heads", 5) ==
         "config.json: llama: gpt: heads 5 must be a multiple of kv_heads 2");
@@ -350,6 +350,15 @@ TEST_CASE("hf: a value that is not supported is named with its family, its key a
   CHECK(next.error("layer_types", io::Json::Array{"full_attention", "full_attention", "mamba"}) ==
         "config.json: qwen3_next: layer_types [\"full_attention\",\"full_attention\",\"mamba\"] is "
         "not supported; supported: lists of linear_attention, full_attention");
+  CHECK(next.error("partial_rotary_factor", 1e300).find("partial_rotary_factor 1e+300 is not") !=
+        std::string::npos);
+  CHECK(next.error("num_hidden_layers", 0) ==
+        "config.json: qwen3_next: num_hidden_layers 0 is not supported; supported: 1 to 10000");
+  CHECK(deepseek
+            .error("quantization_config",
+                   io::Json::parse(R"({"quant_method":"fp8","weight_block_size":)"
+                                   R"([9223372036854775807,9223372036854775807]})"))
+            .find("with a square weight_block_size") != std::string::npos);
   CHECK(gpt2.error("scale_attn_by_inverse_layer_idx", true) ==
         "config.json: gpt2: scale_attn_by_inverse_layer_idx true is not supported; supported: "
         "false");
