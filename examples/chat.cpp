@@ -59,10 +59,7 @@ class Conversation {
         reply_(model_) {
     ends_.tokens = examples::end_tokens(o.model, tokenizer_);
     ends_.tokens.push_back(chat_.end());
-    for (const std::int32_t end : ends_.tokens)
-      check(end < model_.config.vocab,
-            "--tokenizer: gives the token {}, and the model has {}: it is another model's", end,
-            model_.config.vocab);
+    examples::check_tokens(ends_.tokens, model_.config.vocab);
     forget();
   }
 
@@ -72,8 +69,7 @@ class Conversation {
   }
 
   void answer(const std::string& line) {
-    messages_.push_back({"user", line});
-    const std::vector<std::int32_t> prompt = fitting_prompt();
+    const std::vector<std::int32_t> prompt = prompt_with({"user", line});
     reply_.set(prompt);
     const nn::SamplingOptions choice{
         .temperature = options_.temperature,
@@ -92,20 +88,25 @@ class Conversation {
   }
 
  private:
-  // The tokens of the conversation, without its oldest turns if a reply would have no room.
-  std::vector<std::int32_t> fitting_prompt() {
+  // The tokens of the conversation with one more message, without the oldest turns if a reply would
+  // have no room. A message that is refused leaves the conversation as it was.
+  std::vector<std::int32_t> prompt_with(const tokenizer::ChatMessage& next) {
     const std::size_t first = options_.system.empty() ? 0 : 1;
+    const std::int64_t most = model_.config.seq - std::min(options_.tokens, model_.config.seq / 4);
+    std::vector<tokenizer::ChatMessage> kept = messages_;
+    kept.push_back(next);
     while (true) {
-      std::vector<std::int32_t> tokens = chat_.write(messages_, true).tokens;
-      const std::int64_t wanted = std::min(options_.tokens, model_.config.seq / 4);
-      if (std::ssize(tokens) + wanted <= model_.config.seq) return tokens;
-      const auto begin = messages_.begin() + static_cast<std::ptrdiff_t>(first);
-      if (messages_.size() - first < 3) {
-        messages_.pop_back();
-        check(false, "message: must have at most {} tokens with what is around it, got {}",
-              model_.config.seq - wanted, tokens.size());
+      std::vector<std::int32_t> tokens = chat_.write(kept, true).tokens;
+      examples::check_tokens(tokens, model_.config.vocab);
+      if (std::ssize(tokens) <= most) {
+        messages_ = std::move(kept);
+        return tokens;
       }
-      messages_.erase(begin, begin + 2);
+      check(kept.size() - first >= 3,
+            "message: must have at most {} tokens with what is around it, got {}", most,
+            tokens.size());
+      const auto begin = kept.begin() + static_cast<std::ptrdiff_t>(first);
+      kept.erase(begin, begin + 2);
     }
   }
 

@@ -32,10 +32,7 @@ constexpr std::int64_t kDefaultSeq = 2048;
 void evaluate_text(const Options& o, const nn::Gpt& model, const tokenizer::Tokenizer& t) {
   const std::vector<std::int32_t> tokens = t.encode(data::read_text(o.data));
   check(tokens.size() >= 2, "--data: must have at least 2 tokens, got {}", tokens.size());
-  for (const std::int32_t token : tokens)
-    check(token < model.config.vocab,
-          "--tokenizer: gives the token {}, and the model has {}: it is another model's", token,
-          model.config.vocab);
+  examples::check_tokens(tokens, model.config.vocab);
   const examples::TextScore s = examples::score_text(model, t, tokens, o.stride);
   train::print_fact("tokens", train::with_separators(s.tokens));
   train::print_fact(
@@ -53,7 +50,13 @@ void evaluate_choices(const Options& o, const nn::Gpt& model, const tokenizer::T
     const std::string what = message("{} line {}", o.choices, ++number);
     if (line.empty()) continue;
     const examples::Choice c = examples::choice_from(line, what);
-    const examples::Chosen chosen = examples::choose(model, t, c, begin);
+    const examples::Chosen chosen = [&] {
+      try {
+        return examples::choose(model, t, c, begin);
+      } catch (const Error& e) {
+        throw Error(message("{}: {}", what, std::string(e.what())), e.fault());
+      }
+    }();
     ++questions;
     right += chosen.by_sum == c.answer;
     right_by_length += chosen.by_length == c.answer;
@@ -87,6 +90,7 @@ int evaluate(const Options& o) {
   const std::int64_t seq = o.seq ? o.seq : std::min(found.config.seq, kDefaultSeq);
   check(o.stride <= seq, "--stride: must be at most --seq {}, got {}", seq, o.stride);
   nn::Gpt model = examples::load_model(found.config, found.files, seq);
+  model.config.seq = seq;  // without the places for multi-token prediction
   if (!o.data.empty()) evaluate_text(o, model, t);
   if (o.choices.empty()) return 0;
   const std::vector<std::int32_t> ends = examples::end_tokens(o.model, t);

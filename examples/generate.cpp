@@ -164,8 +164,10 @@ Prompts encode(const Options& o, const tokenizer::Tokenizer& t, std::int64_t voc
     flag = "--prompts";
     all.texts.clear();
     std::istringstream lines(io::read_file(o.prompts));
-    for (std::string line; std::getline(lines, line);)
+    for (std::string line; std::getline(lines, line);) {
+      if (line.ends_with('\r')) line.pop_back();  // a file of Windows
       if (!line.empty()) all.texts.push_back(line);
+    }
     check(!all.texts.empty(), "--prompts: '{}' must have a prompt in each line, got none",
           o.prompts);
   }
@@ -174,10 +176,7 @@ Prompts encode(const Options& o, const tokenizer::Tokenizer& t, std::int64_t voc
     std::vector<std::int32_t> tokens = t.encode(text);
     check(!tokens.empty(), "{}: the tokenizer makes no token of it, got {}", flag,
           io::json_quote(tokenizer::shown(text)));
-    for (const std::int32_t token : tokens)
-      check(token < vocab,
-            "--tokenizer: gives the token {}, and the model has {}: it is another model's", token,
-            vocab);
+    examples::check_tokens(tokens, vocab);
     all.longest = std::max(all.longest, std::ssize(tokens));
     all.tokens.push_back(std::move(tokens));
   }

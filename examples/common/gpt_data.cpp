@@ -148,14 +148,18 @@ GptData read_chats(const GptOptions& options) {
   auto [training, held_out] = all.split(o.val_files.empty() ? o.val_fraction : 0);
   if (!o.val_files.empty()) held_out = read_conversations(o.val_files, chat);
   held_out = held_out.first(o.eval_tokens);
-  const auto dataset = [&](const Conversations& c) {
+  const auto dataset = [&](const char* flag, const Conversations& c) {
+    check(std::find(c.written.begin(), c.written.end(), 1) != c.written.end(),
+          "{}: an assistant must write in the conversations, got none of {} in which one does",
+          flag, c.ends.size());
     return std::make_shared<data::PackedDocuments>(TokenStream::of(c.tokens), options.model.seq,
                                                    c.ends, c.written);
   };
   out.sources[0].training = TokenStream::of(training.tokens);
   out.sources[0].held_out = TokenStream::of(held_out.tokens);
-  out.training = dataset(training);
-  if (!held_out.ends.empty()) out.validation = dataset(held_out);
+  out.training = dataset("--data", training);
+  if (!held_out.ends.empty())
+    out.validation = dataset(o.val_files.empty() ? "--data, held out" : "--val-data", held_out);
   out.text = o.opened.get();
   out.bytes_per_token = bytes_per_written(t, held_out);
   return out;

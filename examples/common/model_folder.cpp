@@ -67,6 +67,13 @@ nn::Gpt load_model(nn::GptConfig c, const distributed::ShardFiles& files, std::i
   return model;
 }
 
+void check_tokens(std::span<const std::int32_t> tokens, std::int64_t vocab) {
+  for (const std::int32_t token : tokens)
+    check(token < vocab,
+          "--tokenizer: gives the token {}, and the model has {}: it is another model's", token,
+          vocab);
+}
+
 std::vector<std::int32_t> end_tokens(const std::string& folder, const tokenizer::Tokenizer& t) {
   if (!folder.empty())
     for (const char* file : {"/generation_config.json", "/config.json"})

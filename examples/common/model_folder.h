@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,9 @@ ModelFolder open_hf_model(const std::string& path);
 
 /// The model, for texts of at most `tokens` tokens, which may be more than it can take.
 nn::Gpt load_model(nn::GptConfig config, const distributed::ShardFiles& files, std::int64_t tokens);
+
+/// Throws Error (Fault::user) on a token that a model with a vocabulary of `vocab` does not have.
+void check_tokens(std::span<const std::int32_t> tokens, std::int64_t vocab);
 
 /// The tokens that end a text: those that generation_config.json or config.json of a Hugging Face
 /// folder names (`eos_token_id`); without them what tokenizers call <|endoftext|>,

@@ -15,7 +15,7 @@
 namespace weft::examples {
 namespace {
 
-// A template, or a list of {name, template}, of which the first counts.
+// A template, or a list of {name, template}, of which that named "default" counts, else the first.
 std::string template_in(const std::string& folder) {
   const std::string alone = folder + "/chat_template.jinja",
                     config = folder + "/tokenizer_config.json";
@@ -23,8 +23,14 @@ std::string template_in(const std::string& folder) {
   if (!io::exists(config)) return "";
   const io::Json json = read_folder_json(config);
   const io::Json* found = json.find("chat_template");
-  if (found && found->is_array() && !found->items().empty())
-    found = found->items()[0].find("template");
+  if (found && found->is_array() && !found->items().empty()) {
+    const io::Json* chosen = &found->items()[0];
+    for (const io::Json& item : found->items())
+      if (const io::Json* const n = item.find("name");
+          n && n->is_string() && n->as_string() == "default")
+        chosen = &item;
+    found = chosen->find("template");
+  }
   return found && found->is_string() ? found->as_string() : "";
 }
 

@@ -6,6 +6,7 @@
 #include "weft/autograd/tape.h"
 #include "weft/core/error.h"
 #include "weft/data/dataset.h"
+#include "weft/examples/common/model_folder.h"
 #include "weft/io/json.h"
 
 namespace weft::examples {
@@ -100,6 +101,7 @@ Chosen choose(const nn::Gpt& model, const tokenizer::Tokenizer& t, const Choice&
       tokens.insert(tokens.begin(), begin);
       first = 1;
     }
+    check_tokens(tokens, model.config.vocab);
     check(first < std::ssize(tokens), "choose: a choice must have a token of its own, got '{}'",
           choice);
     // A text that is too long loses its beginning.

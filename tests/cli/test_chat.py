@@ -92,6 +92,13 @@ def chatting(folder):
     half = len(done.stdout) // 2
     assert done.returncode == 0 and half > 1 and done.stdout[:half] == done.stdout[half:], done
     refused(replies("--template", "llama3"), 2, "no token '<|eot_id|>'")
+    templates = [{"name": "tool_use", "template": "[INST]"}, {"name": "default", "template": "<|im_start|>"}]
+    config = pathlib.Path(folder) / "run/tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": templates}))
+    assert replies("--temperature", 0).stdout == done.stdout
+    config.write_text(json.dumps({"chat_template": templates[:1]}))
+    refused(replies(), 2, "mistral")
+    config.unlink()
     refused(replies("--template", "alpaca"), 2, "chatml", "alpaca")
     refused(replies("--system", "x" * 200), 2, "message", "at most")
     train("--data", text(folder), "--out", f"{folder}/bytes", "--steps", 1, *SMALL)
@@ -123,6 +130,12 @@ def evaluating(folder):
     refused(run("evaluate", *model, "--choices", questions), 2, "line 1")
     refused(run("evaluate", *model, "--data", other, "--stride", 40), 2, "--stride", "32")
     refused(run("evaluate", *model), 2, "--data")
+    # A token of the question that the model has not; --seq is the window of a model with MTP too.
+    questions.write_text(json.dumps({**rows[0], "choices": ["a", "\u00e9"]}))
+    refused(run("evaluate", "--model", FIXTURES / "hf/llama", "--choices", questions), 2, "line 1", "gives the token 195")
+    train("--data", text(folder), "--out", f"{folder}/mtp", "--steps", 1, "--arch", "llama", "--mtp", 1, *SMALL)
+    same = [train("--model", f"{folder}/mtp", "--data", other, "--seq", 8, "--stride", n, program="evaluate").stdout for n in (0, 8)]
+    assert same[0] == same[1], same
 
 
 def learning_to_answer(folder):
@@ -141,6 +154,11 @@ def learning_to_answer(folder):
     assert talk.stdout == "a mat\n", talk
     for more, words in ((["--pack", "x"], ["--chat", "--pack"]), (["--mtp", 1], ["--chat", "--mtp"])):
         refused(run("train_gpt", *flags, "--chat", "auto", *more, "--out", f"{folder}/no"), 2, *words)
+    asked = pathlib.Path(folder) / "asked.jsonl"
+    asked.write_text('{"messages": [{"role": "user", "content": "x"}]}\n' * 2)
+    for more, flag in (([], "--data"), (["--val-data", asked], "--val-data")):
+        replaced = [asked if x is data and not more else x for x in flags]
+        refused(run("train_gpt", *replaced, *more, "--chat", "auto", "--out", f"{folder}/no"), 2, flag, "an assistant must write")
     data.write_text('{"messages": 3}\n')
     refused(run("train_gpt", *flags, "--chat", "auto", "--out", f"{folder}/no"), 2, "chats.jsonl line 1")
     refused(run("train_gpt", *flags, "--chat", "llama3", "--out", f"{folder}/no"), 2, "no token", "llama3")
