@@ -29,7 +29,9 @@ std::string comparable(const GptConfig& given) {
   std::string letters;
   c.moe.router.capacity_factor = 0;
   for (std::int64_t i = 0; i < c.layers; ++i) letters += given.mixer(i);
-  c.pattern = letters.find_first_not_of('a') == letters.npos ? "" : letters;
+  const bool is_attention =
+      letters[0] != 'd' && letters.find_first_not_of(letters[0]) == letters.npos;
+  c.pattern = is_attention ? "" : letters;  // w everywhere is a window everywhere
   bool has_mlp = false;
   for (std::int64_t i = 0; i < c.layers; ++i) has_mlp = has_mlp || !c.has_experts(i);
   if (!has_mlp) c.ffn = 0;

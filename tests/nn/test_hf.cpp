@@ -362,7 +362,6 @@ TEST_CASE("hf: a value that is not supported is named with its family, its key a
   CHECK(gpt2.error("scale_attn_by_inverse_layer_idx", true) ==
         "config.json: gpt2: scale_attn_by_inverse_layer_idx true is not supported; supported: "
         "false");
-  qwen.error("use_sliding_window", true);
   CHECK(qwen.error("layer_types", io::Json::Array{"full_attention", "full_attention"}) ==
         "no error");  // without use_sliding_window no layer has one
 }
@@ -434,6 +433,8 @@ TEST_CASE("hf: a model that no family holds is refused") {
         "hold");
   CHECK(nn::hf_family_of({.arch = nn::Arch::llama}).type == std::string("llama"));
   CHECK(nn::hf_family_of({.arch = nn::Arch::llama, .window = 5}).type == std::string("mistral"));
+  CHECK(nn::hf_family_of({.arch = nn::Arch::llama, .window = 5, .pattern = "w"}).type ==
+        std::string("mistral"));
   CHECK(nn::hf_family_of({.arch = nn::Arch::llama, .qk_norm = true}).type == std::string("qwen3"));
   CHECK(nn::hf_family_of({}).type == std::string("gpt2"));
 }
