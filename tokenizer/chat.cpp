@@ -134,7 +134,9 @@ std::int32_t ChatWriter::mark(std::string_view text) const {
 }
 
 // The formats with [INST]. Mistral's first tokenizer and Llama 2's have no token for it: there it
-// is text, as these models have learnt it.
+// is text, as these models have learnt it. The system message stands in the first user message, or
+// in the last one where [INST] is a token.
+// Source: github.com/mistralai/cookbook, concept-deep-dive/tokenization.
 void ChatWriter::write_inst(Writer& w, const std::string& system,
                             std::span<const ChatMessage> turns) const {
   check_alternate(turns, name_of(format_));
@@ -143,6 +145,8 @@ void ChatWriter::write_inst(Writer& w, const std::string& system,
   const auto open = llama2 ? std::nullopt : tokenizer_->find("[INST]");
   const auto close = llama2 ? std::nullopt : tokenizer_->find("[/INST]");
   const auto system_mark = llama2 ? std::nullopt : tokenizer_->find("[SYSTEM_PROMPT]");
+  const std::size_t last_user = turns.empty() ? 0 : (turns.size() - 1) / 2 * 2;
+  const std::size_t with_system = open && !system_mark ? last_user : 0;
   for (std::size_t i = 0; i < turns.size(); ++i) {
     const std::string said(trimmed(turns[i].content));
     if (turns[i].role == "assistant") {
@@ -156,7 +160,7 @@ void ChatWriter::write_inst(Writer& w, const std::string& system,
       w.mark(mark("[/SYSTEM_PROMPT]"));
     }
     open ? w.mark(*open) : w.text("[INST] ");
-    if (i == 0 && !system.empty() && !system_mark)
+    if (i == with_system && !system.empty() && !system_mark)
       w.text(llama2 ? "<<SYS>>\n" + system + "\n<</SYS>>\n\n" : system + "\n\n");
     w.text(said);
     close ? w.mark(*close) : w.text(" [/INST]");

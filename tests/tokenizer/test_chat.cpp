@@ -84,7 +84,7 @@ TEST_CASE("chat: conversations of each format") {
        "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
        "<|start_header_id|>assistant<|end_header_id|>\n\n",
        "Hello.<|eot_id|>"},
-      {ChatFormat::mistral, "<s>[INST]Be kind.\n\nHi[/INST]Hello.</s>[INST]Bye[/INST]",
+      {ChatFormat::mistral, "<s>[INST]Hi[/INST]Hello.</s>[INST]Be kind.\n\nBye[/INST]",
        "Hello.</s>"},
       {ChatFormat::llama2,
        "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nHi [/INST]Hello. </s><s>[INST] Bye [/INST]",
