@@ -46,7 +46,7 @@ foreach(stem capture energy engine engine_bugs gemm_choices gemm_plans gpu_memor
 endforeach()
 target_link_libraries(test_emulator PRIVATE weft_emu weft_flags doctest::doctest)
 target_compile_definitions(test_emulator PRIVATE WEFT_WITH_CUDA=1 WEFT_CUDA_EMU=1 WEFT_EMU_EVERY_ORDER=1)
-target_compile_options(test_emulator PRIVATE -fno-strict-aliasing -Wno-unknown-pragmas)
+target_compile_options(test_emulator PRIVATE -O0 -fno-strict-aliasing -Wno-unknown-pragmas)
 add_test(NAME emulator COMMAND test_emulator)
 # In a separate folder, under the name that the library searches for.
 add_library(fake_nvml MODULE tests/cuda/emu/fake_nvml.cpp)
@@ -99,7 +99,7 @@ if(WEFT_BENCH)
   add_executable(bench_gpu_emulated $<TARGET_OBJECTS:weft_bench_gpu>)
   target_link_libraries(bench_gpu_emulated PRIVATE weft_emu weft_flags)
   add_test(NAME bench_gpu_emulated COMMAND bench_gpu_emulated --quick)
-  add_executable(bench_step_emulated bench/bench_step.cpp bench/train_run.cpp)
+  add_executable(bench_step_emulated $<TARGET_OBJECTS:weft_bench_step>)
   target_link_libraries(bench_step_emulated PRIVATE weft_emu weft_flags)
   add_test(NAME bench_step_emulated COMMAND bench_step_emulated --model smoke --device cuda
     --dtype bf16 --warmup 1 --steps 6)

@@ -8,24 +8,26 @@ function(weft_find out)
 endfunction()
 
 # Flags of every target of this project. They do not apply to a consumer's targets.
-add_library(weft_flags INTERFACE)
 # -Wrestrict: GCC 12 reports a false overlap in std::string's operator+ (GCC PR 105651).
-target_compile_options(weft_flags INTERFACE -Wall -Wextra -Wno-restrict -Wshadow=local
-                                            -fno-math-errno)
+add_library(weft_warnings INTERFACE)
+target_compile_options(weft_warnings INTERFACE -Wall -Wextra -Wno-restrict -Wshadow=local
+                                               -fno-math-errno)
 if(WEFT_WERROR)
-  target_compile_options(weft_flags INTERFACE -Werror)
+  target_compile_options(weft_warnings INTERFACE -Werror)
 endif()
+add_library(weft_flags INTERFACE)
+target_link_libraries(weft_flags INTERFACE weft_warnings)
 if(WEFT_SANITIZE)
   # GCC 12 reports uninitialised members of std::variant in instrumented code.
-  target_compile_options(weft_flags INTERFACE -Wno-maybe-uninitialized)
+  target_compile_options(weft_warnings INTERFACE -Wno-maybe-uninitialized)
 endif()
 if(WEFT_SANITIZE STREQUAL "address")
   target_compile_options(weft_flags INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all
                                               -fno-omit-frame-pointer)
-  target_link_options(weft_flags INTERFACE -fsanitize=address,undefined)
+  target_link_options(weft_warnings INTERFACE -fsanitize=address,undefined)
 elseif(WEFT_SANITIZE STREQUAL "thread")
   target_compile_options(weft_flags INTERFACE -fsanitize=thread)
-  target_link_options(weft_flags INTERFACE -fsanitize=thread)
+  target_link_options(weft_warnings INTERFACE -fsanitize=thread)
 elseif(WEFT_SANITIZE)
   message(FATAL_ERROR "WEFT_SANITIZE must be address or thread, got ${WEFT_SANITIZE}")
 endif()

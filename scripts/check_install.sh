@@ -12,11 +12,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 if [ "${1:-}" = --subproject ]; then
-  # Checks that it builds and learns, not its speed, and that every file includes what it needs,
-  # which precompiled headers would hide.
+  # Checks that it builds and learns, not its speed, and that files include what they need, which
+  # precompiled headers and large unity files would hide.
   cmake -S examples/consumer -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Debug \
-    -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DWEFT_SOURCE="$root" \
-    -DWEFT_CUDA=OFF
+    -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DCMAKE_UNITY_BUILD=ON \
+    -DCMAKE_UNITY_BUILD_BATCH_SIZE=4 -DWEFT_SOURCE="$root" -DWEFT_CUDA=OFF
   cmake --build "$work/build" -j "$(nproc)"
   "$work/build/consumer"
   "$work/build/tokens"

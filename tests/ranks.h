@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -62,7 +63,9 @@ inline void distributed_test(std::initializer_list<int> sizes,
     if (own) f(*world);
     return;
   }
-  for (const int size : sizes) distributed::run_ranks(size, f, options);
+  // Under a sanitizer the largest number shows what the others would.
+  const int* const first = WEFT_TEST_SANITIZED ? sizes.end() - 1 : sizes.begin();
+  for (const int size : std::span(first, sizes.end())) distributed::run_ranks(size, f, options);
 }
 
 inline void distributed_test(int size, const std::function<void(distributed::World&)>& f,
