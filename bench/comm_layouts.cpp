@@ -29,6 +29,7 @@ const std::vector<Model>& models() {
        "32000 --recompute full",
        {{"dp", ""},
         {"dp, zero", "--zero"},
+        {"dp, fsdp", "--fsdp"},
         {"tp 8", "--tp 8"},
         {"tp 8, sp, zero", "--tp 8 --sp --zero"}}},
       {"16 x 1B",
@@ -37,6 +38,7 @@ const std::vector<Model>& models() {
        {{"dp, zero", "--zero"},
         {"ep 8", "--ep 8"},
         {"ep 8, zero", "--ep 8 --zero"},
+        {"ep 8, fsdp", "--ep 8 --fsdp"},
         {"tp 4, sp, ep 8, zero", "--tp 4 --sp --ep 8 --etp 1 --zero"}}},
   };
   return all;

@@ -155,7 +155,14 @@ void check_eight(World& w) {
     o.parallel.ep = 4;
     check_layout(w, "ep 4", o);
   }
-  examples::GptOptions o = experts();
+  examples::GptOptions o = small();
+  o.parallel.fsdp = true;
+  check_layout(w, "dp, fsdp", o);
+  o = experts();
+  o.parallel.fsdp = true;
+  o.parallel.ep = 4;
+  check_layout(w, "ep 4, fsdp", o);
+  o = experts();
   o.parallel.zero = o.parallel.sp = true;
   o.parallel.tp = 2;
   o.parallel.ep = 4;
