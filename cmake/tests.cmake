@@ -233,8 +233,8 @@ if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
     if(WEFT_SANITIZE)
       set(stems comm_ops ddp frozen)  # the backend's own code
     endif()
-    # Of the tests that train longest, one case of each kind: their layouts' sums come from threads,
-    # and processes make the same collectives.
+    # Of the tests that train longest one case of each kind: ranks as threads run all of them, and
+    # processes make the same collectives.
     set(cases_of_layouts "--test-case=layouts: models with experts and*")
     set(cases_of_session_layouts
       "--test-case=session: f64 losses*,session: with --fsdp*,session: a rerun gives*")

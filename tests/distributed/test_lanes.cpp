@@ -253,7 +253,11 @@ TEST_CASE("lanes: a timeout names the collective of the lane that hangs, and the
                                     try {
                                       for (;;) w.all().all_reduce(x, Reduce::max).wait();
                                     } catch (const Error&) {
-                                      if (w.rank() == 0) dump = w.recorder().dump();
+                                      // The other lane may hear of the failure later.
+                                      if (w.rank() == 0) {
+                                        test::error_of([&] { hangs.wait(); });
+                                        dump = w.recorder().dump();
+                                      }
                                       throw;
                                     }
                                   },
