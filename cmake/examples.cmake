@@ -12,6 +12,7 @@ add_library(weft_gpt OBJECT
   examples/common/gpt_program.cpp
   examples/common/gpt_task.cpp
   examples/common/model_folder.cpp
+  examples/common/model_gguf.cpp
   examples/common/open_chat.cpp
   examples/common/sample.cpp
   examples/common/score.cpp

@@ -1,4 +1,4 @@
-// Converts a model between the folders of Hugging Face and of Weft:
+// Converts a model between the folders of Hugging Face and of Weft, and to GGUF:
 // convert --from Llama-3.2-1B --to runs/llama.
 #include <cstdio>
 #include <filesystem>
@@ -6,6 +6,7 @@
 #include "weft/core/error.h"
 #include "weft/examples/common/gpt_task.h"
 #include "weft/examples/common/model_folder.h"
+#include "weft/examples/common/model_gguf.h"
 #include "weft/io/checkpoint.h"
 #include "weft/io/file.h"
 #include "weft/nn/fp8.h"
@@ -18,7 +19,7 @@ namespace {
 using namespace weft;
 
 struct Options {
-  std::string from, to, family;
+  std::string from, to, family, gguf_type;
   std::int64_t file_mb = 5000;
 };
 
@@ -67,16 +68,30 @@ void to_weft(const Options& o, const examples::ModelFolder& m) {
   }
 }
 
-void convert(const Options& o) {
+bool is_gguf(const Options& o) { return o.to.ends_with(".gguf"); }
+
+void check_options(const Options& o) {
   check(!o.from.empty(), "--from: name the folder of a model");
-  check(!o.to.empty(), "--to: name the folder to write");
+  check(!o.to.empty(), "--to: name the folder or the .gguf file to write");
+  check(o.gguf_type.empty() || is_gguf(o), "--gguf-type: needs --to with a .gguf file, got '{}'",
+        o.to);
+  if (is_gguf(o)) return check(!io::exists(o.to), "--to: '{}' exists", o.to);
   check(!io::exists(o.to) || (io::is_directory(o.to) && io::list_directory(o.to).empty()),
         "--to: must be a new or an empty folder, got '{}'", o.to);
   check(o.file_mb >= 1 && o.file_mb <= 1'000'000, "--file-mb: must be in [1, 1000000], got {}",
         o.file_mb);
+}
+
+void convert(const Options& o) {
+  check_options(o);
   const bool imports = distributed::is_hf_folder(o.from) && o.family.empty();
   const examples::ModelFolder m = examples::open_model_folder(o.from);
-  imports ? to_weft(o, m) : to_hugging_face(o, m);
+  if (is_gguf(o)) {
+    examples::write_model_gguf(o.to, m, distributed::is_hf_folder(o.from) ? o.from : "",
+                               {o.family, o.gguf_type.empty() ? "f16" : o.gguf_type});
+  } else {
+    imports ? to_weft(o, m) : to_hugging_face(o, m);
+  }
   std::printf("wrote %s: %lld parameters\n", o.to.c_str(),
               static_cast<long long>(m.config.parameter_count()));
 }
@@ -87,14 +102,18 @@ int main(int argc, char** argv) {
   return train::guarded("convert", [&] {
     Options o;
     train::CommandLine line(
-        "Converts a model: of a Hugging Face folder to a checkpoint of Weft, or of a run to a "
-        "Hugging Face folder.",
+        "Converts a model: of a Hugging Face folder to a checkpoint of Weft, of a run to a Hugging "
+        "Face folder, or of either to a GGUF file for llama.cpp.",
         "convert");
+    line.examples({"convert --from Llama-3.2-1B --to runs/llama",
+                   "convert --from runs/book --to book.gguf --gguf-type q8_0"});
     line.add("--from", o.from, "Hugging Face folder, --out folder of a run, or step folder");
-    line.add("--to", o.to, "new folder to write");
+    line.add("--to", o.to, "new folder to write, or a new file whose name ends in .gguf");
     line.add("--family", o.family,
              "write a Hugging Face folder of this model_type, also from another one; empty: the "
              "first that holds the model");
+    line.add("--gguf-type", o.gguf_type,
+             "matrices of a GGUF file: f32, f16, bf16 or q8_0; empty: f16");
     line.add("--file-mb", o.file_mb, "a Hugging Face folder gets files of at most so many MB");
     std::string config;
     line.add("--config", config, "TOML file with the same names; a flag wins");

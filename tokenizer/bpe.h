@@ -50,6 +50,7 @@ struct BpeParts {
   std::vector<Split> splits;
   std::vector<AddedToken> added;
   std::vector<std::int32_t> before, after;  ///< tokens around a text
+  std::vector<float> scores;  ///< by id, of formats that have them: the highest merges first
 
   /// Makes place for an id. Throws Error on one out of bounds.
   void set(std::int64_t id, std::string bytes, TokenKind kind, const std::string& what);
@@ -72,6 +73,7 @@ class BpeTokenizer final : public Tokenizer {
   bool is_special(std::int32_t token) const override;
   bool drops_first_space() const override { return parts_.drops_first_space; }
   std::optional<std::int32_t> find(std::string_view text) const override;
+  const BpeParts& parts() const { return parts_; }
 
  private:
   class Encoder;

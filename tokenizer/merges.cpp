@@ -33,6 +33,16 @@ void MergeTable::add(std::int32_t left, std::int32_t right, std::uint32_t rank,
   slots_[i] = {key, {rank, token}};
 }
 
+std::vector<MergeTable::Entry> MergeTable::entries() const {
+  std::vector<Entry> all;
+  all.reserve(size_);
+  for (const Slot& s : slots_)
+    if (s.key != kEmpty)
+      all.push_back(
+          {static_cast<std::int32_t>(s.key >> 32), static_cast<std::int32_t>(s.key), s.merge});
+  return all;
+}
+
 void MergeTable::apply(std::vector<std::int32_t>& tokens) const {
   constexpr std::size_t kShort = 64;
   if (tokens.size() <= kShort)

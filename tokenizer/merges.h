@@ -25,6 +25,12 @@ class MergeTable {
     }
   }
   std::size_t size() const { return size_; }
+  struct Entry {
+    std::int32_t left, right;
+    Merge merge;
+  };
+  /// All merges, in no order.
+  std::vector<Entry> entries() const;
 
   /// Merges `tokens` in place until no two neighbours merge; of equal ranks the leftmost first.
   /// Takes n log n steps for n tokens.

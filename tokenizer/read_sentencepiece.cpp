@@ -177,6 +177,7 @@ BpeParts read_sentencepiece(std::string_view content, const std::string& what) {
   for (std::size_t i = 0; i < model.pieces.size(); ++i) {
     const Piece& p = model.pieces[i];
     const auto id = static_cast<std::int32_t>(i);
+    parts.scores.push_back(p.score);
     const auto set = [&](std::string bytes, Kind kind) {
       parts.set(id, std::move(bytes), kind, what);
     };

@@ -23,4 +23,23 @@ io::Json read_folder_json(const std::string& path) {
   }
 }
 
+// A template, or a list of {name, template}, of which that named "default" counts, else the first.
+std::string chat_template_in(const std::string& folder) {
+  const std::string alone = folder + "/chat_template.jinja",
+                    config = folder + "/tokenizer_config.json";
+  if (io::exists(alone)) return read_folder_file(alone);
+  if (!io::exists(config)) return "";
+  const io::Json json = read_folder_json(config);
+  const io::Json* found = json.find("chat_template");
+  if (found && found->is_array() && !found->items().empty()) {
+    const io::Json* chosen = &found->items()[0];
+    for (const io::Json& item : found->items())
+      if (const io::Json* const n = item.find("name");
+          n && n->is_string() && n->as_string() == "default")
+        chosen = &item;
+    found = chosen->find("template");
+  }
+  return found && found->is_string() ? found->as_string() : "";
+}
+
 }  // namespace weft::examples

@@ -13,33 +13,11 @@
 #include "weft/io/json.h"
 
 namespace weft::examples {
-namespace {
-
-// A template, or a list of {name, template}, of which that named "default" counts, else the first.
-std::string template_in(const std::string& folder) {
-  const std::string alone = folder + "/chat_template.jinja",
-                    config = folder + "/tokenizer_config.json";
-  if (io::exists(alone)) return read_folder_file(alone);
-  if (!io::exists(config)) return "";
-  const io::Json json = read_folder_json(config);
-  const io::Json* found = json.find("chat_template");
-  if (found && found->is_array() && !found->items().empty()) {
-    const io::Json* chosen = &found->items()[0];
-    for (const io::Json& item : found->items())
-      if (const io::Json* const n = item.find("name");
-          n && n->is_string() && n->as_string() == "default")
-        chosen = &item;
-    found = chosen->find("template");
-  }
-  return found && found->is_string() ? found->as_string() : "";
-}
-
-}  // namespace
 
 tokenizer::ChatFormat open_chat(const char* flag, const std::string& name,
                                 const std::string& folder, const tokenizer::Tokenizer& t) {
   if (name != "auto") return tokenizer::chat_format(name);
-  const std::string text = folder.empty() ? "" : template_in(folder);
+  const std::string text = folder.empty() ? "" : chat_template_in(folder);
   const auto format = text.empty() ? tokenizer::recognise_chat(t)
                                    : tokenizer::recognise_chat(std::string_view(text));
   check(format.has_value(),

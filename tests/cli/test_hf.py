@@ -56,6 +56,24 @@ def training_goes_on(folder):
     assert config["model_type"] == "qwen2" and config["max_position_embeddings"] == 32, config
 
 
+def gguf_files(folder):
+    """From a Hugging Face folder and from a run of bytes; info reads what convert writes."""
+    path, run_folder = f"{folder}/llama.gguf", f"{folder}/bytes"
+    train("--from", FIXTURES / "llama", "--to", path, "--gguf-type", "q8_0", program="convert")
+    data = pathlib.Path(path).read_bytes()
+    assert data[:8] == b"GGUF\3\0\0\0" and b"no_vocab" in data, data[:99]
+    train("--arch", "llama", "--layers", 1, "--heads", 2, "--dim", 32, "--seq", 16, "--batch", 2, "--steps", 1,
+          "--data", text(folder), "--out", run_folder)
+    train("--from", run_folder, "--to", f"{folder}/bytes.gguf", program="convert")
+    assert "\u0120".encode() in pathlib.Path(f"{folder}/bytes.gguf").read_bytes()
+    refused(run("convert", "--from", FIXTURES / "llama", "--to", path), 2, "--to", "exists")
+    refused(run("convert", "--from", FIXTURES / "llama", "--to", f"{folder}/z", "--gguf-type", "f32"), 2, "--gguf-type")
+    refused(run("convert", "--from", FIXTURES / "llama", "--to", f"{folder}/z.gguf", "--gguf-type", "q4"), 2,
+            "--gguf-type", "f32, f16, bf16, q8_0")
+    refused(run("convert", "--from", FIXTURES / "deepseek_v3", "--to", f"{folder}/z.gguf"), 2, "deepseek_v3",
+            "qwen3_moe")
+
+
 def wrong_folders(folder):
     bad = pathlib.Path(folder) / "bad"
     shutil.copytree(FIXTURES / "llama", bad)
@@ -78,4 +96,4 @@ def wrong_folders(folder):
     refused(run("generate", "--model", damaged), 2, "model.safetensors")
 
 
-main([there_and_back, the_same_text, training_goes_on, wrong_folders])
+main([there_and_back, the_same_text, training_goes_on, gguf_files, wrong_folders])

@@ -1,0 +1,40 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/tokenizer/tokenizer.h"
+
+namespace weft::tokenizer {
+
+/// What a token is, with llama.cpp's numbers.
+enum class TokenType : std::int32_t {
+  normal = 1,
+  unknown = 2,
+  control = 3,
+  user_defined = 4,
+  unused = 5,
+  byte = 6
+};
+
+/// A tokenizer in the terms of llama.cpp, which has no regular expressions of its own: names stand
+/// for those that it knows.
+struct Vocabulary {
+  std::string model;  ///< "gpt2": bytes that merge by list; "llama": characters that merge by score
+  std::string pre;    ///< gpt2: the name of how text is cut
+  std::vector<std::string> tokens;  ///< bytes in GPT-2's alphabet, or "<0x0A>"
+  std::vector<TokenType> types;
+  std::vector<std::string> merges;    ///< gpt2
+  std::vector<float> scores;          ///< llama
+  bool space_prefix = false;          ///< llama: a space comes before the text
+  std::optional<std::int32_t> first;  ///< what comes before a text, "<s>"
+  std::optional<std::int32_t> last, unknown;
+};
+
+/// The vocabulary of a tokenizer, with tokens "[PAD7]" of no use for ids up to `size` that have
+/// none. Throws Error on a tokenizer that llama.cpp has no equal of, and names the part; and when
+/// it has more than `size` ids.
+Vocabulary vocabulary_of(const Tokenizer& tokenizer, std::int64_t size);
+
+}  // namespace weft::tokenizer
