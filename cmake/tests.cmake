@@ -149,6 +149,13 @@ if(NOT WEFT_SANITIZE STREQUAL "thread")
   add_executable(fuzz_tokens tests/fuzz_tokens.cpp)
   target_link_libraries(fuzz_tokens PRIVATE weft weft_flags)
   add_test(NAME fuzz_tokens COMMAND fuzz_tokens ${runs})
+  # One program, so that the library is linked once: files of other programs' models.
+  add_executable(fuzz_models tests/fuzz_models.cpp)
+  target_link_libraries(fuzz_models PRIVATE weft weft_flags)
+  foreach(kind config gguf)
+    add_test(NAME fuzz_models_${kind}
+      COMMAND fuzz_models ${kind} ${PROJECT_SOURCE_DIR}/tests/fixtures/hf ${runs})
+  endforeach()
 endif()
 
 if(WEFT_SANITIZE STREQUAL "")

@@ -4,6 +4,9 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "weft/core/error.h"
@@ -11,6 +14,7 @@
 #include "weft/examples/common/gpt_task.h"
 #include "weft/io/checkpoint.h"
 #include "weft/io/file.h"
+#include "weft/io/gguf.h"
 #include "weft/io/json.h"
 #include "weft/io/safetensors.h"
 #include "weft/tokenizer/tokenizer.h"
@@ -129,6 +133,57 @@ bool print_run(const std::string& folder) {
   return found.has_value();
 }
 
+// A text, at most so many of its bytes.
+std::string quoted(const std::string& text) {
+  constexpr std::size_t kMost = 100;
+  if (text.size() <= kMost) return io::json_quote(text);
+  return message("{}... ({} bytes)", io::json_quote(text.substr(0, kMost)),
+                 grouped(std::ssize(text)));
+}
+
+struct ShowValue {
+  std::string operator()(bool v) const { return v ? "true" : "false"; }
+  std::string operator()(const std::string& v) const { return quoted(v); }
+  template <class T>
+  std::string operator()(const T& v) const {
+    if constexpr (std::is_arithmetic_v<T>)
+      return message("{}", v);
+    else
+      return "";  // arrays stay in the file
+  }
+};
+
+bool is_gguf(const std::string& path) {
+  const io::InputFile file(path);
+  char magic[4] = {};
+  if (file.size() >= 4) file.read(0, magic, 4);
+  return path.ends_with(".gguf") || std::string_view(magic, 4) == "GGUF";
+}
+
+void print_gguf(const std::string& path) {
+  const io::GgufFile file = io::GgufFile::open(path);
+  print_fact("gguf", message("version {}", std::int64_t{file.version()}));
+  for (const io::GgufFile::Entry& e : file.entries())
+    print_fact("", quoted(e.key) + ": " +
+                       (e.count >= 0 ? message("{}, {} values", e.type, grouped(e.count))
+                                     : std::visit(ShowValue{}, e.value)));
+  struct Sum {
+    std::int64_t tensors = 0, bytes = 0;
+    double elements = 0;
+  };
+  std::map<std::string, Sum> by_type;
+  for (const io::GgufFile::Info& t : file.tensors()) {
+    Sum& sum = by_type[io::gguf_type_name(t.type)];
+    ++sum.tensors;
+    sum.elements += static_cast<double>(t.shape.numel());
+    sum.bytes += t.bytes;
+  }
+  for (const auto& [type, sum] : by_type)
+    print_fact("tensors", message("{} of {}: {} values, {}", grouped(sum.tensors), type,
+                                  grouped(static_cast<std::int64_t>(sum.elements)),
+                                  byte_count(static_cast<double>(sum.bytes))));
+}
+
 void print_info(const std::string& path) {
   const io::PathKind kind = io::path_kind(path);
   check(kind == io::PathKind::file || kind == io::PathKind::folder,
@@ -139,12 +194,13 @@ void print_info(const std::string& path) {
   if (kind == io::PathKind::folder && print_run(path)) return;
   if (data::is_token_file(path)) return print_token_file(path);
   if (path.ends_with(".safetensors")) return print_tensors({path});
+  if (kind == io::PathKind::file && is_gguf(path)) return print_gguf(path);
   try {
     print_tokenizer(path);
   } catch (const Error& e) {
     throw Error(
-        message("info: '{}' is no run, checkpoint, token file, .safetensors or tokenizer: {}", path,
-                std::string(e.what())));
+        message("info: '{}' is no run, checkpoint, token file, .safetensors, GGUF or tokenizer: {}",
+                path, std::string(e.what())));
   }
 }
 
@@ -156,7 +212,8 @@ int main(int argc, char** argv) {
     // Paths need no flag.
     if (!words.empty() && !words[0].starts_with("-")) words.insert(words.begin(), "--path");
     train::CommandLine line(
-        "Says what is in runs, checkpoints, token files, .safetensors files and tokenizers.",
+        "Says what is in runs, checkpoints, token files, .safetensors and GGUF files, and "
+        "tokenizers.",
         "info");
     line.examples({"info runs/book", "info data/train.idx tokenizer.json"});
     line.add("--path", paths, "files and folders");

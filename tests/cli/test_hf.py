@@ -62,6 +62,12 @@ def gguf_files(folder):
     train("--from", FIXTURES / "llama", "--to", path, "--gguf-type", "q8_0", program="convert")
     data = pathlib.Path(path).read_bytes()
     assert data[:8] == b"GGUF\3\0\0\0" and b"no_vocab" in data, data[:99]
+    shown = run("info", path).stdout
+    for part in ('"general.architecture": "llama"', '"llama.context_length": 128', "of q8_0", "of f32", "of f16"):
+        assert (part in shown) == (part != "of q8_0"), (part, shown)  # no row is a multiple of 32
+    for i, bad in enumerate((data[:200], data[:24] + b"\xff" * 8 + data[32:], b"GGUF" + b"\xff" * 40)):
+        (pathlib.Path(folder) / f"bad{i}.gguf").write_bytes(bad)
+        refused(run("info", f"{folder}/bad{i}.gguf"), 2, "gguf", f"bad{i}.gguf")
     train("--arch", "llama", "--layers", 1, "--heads", 2, "--dim", 32, "--seq", 16, "--batch", 2, "--steps", 1,
           "--data", text(folder), "--out", run_folder)
     train("--from", run_folder, "--to", f"{folder}/bytes.gguf", program="convert")
