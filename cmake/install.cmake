@@ -9,12 +9,32 @@ set_target_properties(weft weft_tokenizer PROPERTIES
 
 install(TARGETS weft weft_tokenizer EXPORT weft_targets
   LIBRARY DESTINATION ${weft_lib} INCLUDES DESTINATION include)
-foreach(program train_gpt train_moe generate chat evaluate info tokenize train_tokenizer weft_launch)
+foreach(program train_gpt train_moe generate chat evaluate convert info plan tokenize train_tokenizer
+    weft_launch)
   if(TARGET ${program})
     set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/../${weft_lib}")
     install(TARGETS ${program} RUNTIME DESTINATION bin OPTIONAL)
+    list(APPEND weft_programs ${program})
   endif()
 endforeach()
+
+# Completion files and manual pages: each program writes its own, from the tables of its flags.
+install(CODE "
+  set(share \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/share\")
+  function(write_text folder name)
+    file(MAKE_DIRECTORY \"\${share}/\${folder}\")
+    execute_process(COMMAND \${ARGN} OUTPUT_FILE \"\${share}/\${folder}/\${name}\"
+      COMMAND_ERROR_IS_FATAL ANY)
+  endfunction()
+  foreach(program ${weft_programs})
+    set(binary \"${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/\${program}\")
+    if(EXISTS \"\${binary}\")
+      write_text(bash-completion/completions \${program} \${binary} --completion bash)
+      write_text(zsh/site-functions _\${program} \${binary} --completion zsh)
+      write_text(fish/vendor_completions.d \${program}.fish \${binary} --completion fish)
+      write_text(man/man1 \${program}.1 \${binary} --man)
+    endif()
+  endforeach()")
 
 # Public headers keep their folders. Headers shared by CPU kernels are private.
 foreach(folder autograd core data distributed io nn optim tokenizer train)

@@ -114,6 +114,7 @@ int main(int argc, char** argv) {
              "first that holds the model");
     line.add("--gguf-type", o.gguf_type,
              "matrices of a GGUF file: f32, f16, bf16 or q8_0; empty: f16");
+    line.words("--gguf-type", {"f32", "f16", "bf16", "q8_0"});
     line.add("--file-mb", o.file_mb, "a Hugging Face folder gets files of at most so many MB");
     std::string config;
     line.add("--config", config, "TOML file with the same names; a flag wins");

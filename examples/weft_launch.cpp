@@ -27,7 +27,7 @@ struct LaunchOptions {
 
 // The launcher's own flags come first; the program's name is the first word that is none.
 std::size_t program_in(const std::vector<std::string>& words) {
-  const std::vector<std::string> without_value{"--elastic", "--help", "--version"};
+  const std::vector<std::string> without_value{"--elastic", "--help", "--version", "--man"};
   std::size_t i = 0;
   while (i < words.size() && words[i].starts_with('-')) {
     const bool alone =

@@ -26,6 +26,16 @@ fi
 cmake --install build/release --prefix "$work/first"
 mv "$work/first" "$work/moved"
 
+# Programs complete their flags, and have manual pages.
+for program in "$work/moved"/bin/*; do
+  name=$(basename "$program")
+  for file in bash-completion/completions/"$name" zsh/site-functions/_"$name" \
+    fish/vendor_completions.d/"$name".fish man/man1/"$name".1; do
+    grep -q -- --help "$work/moved/share/$file" || grep -q '\\-\\-help' "$work/moved/share/$file" ||
+      grep -q -- "-l help" "$work/moved/share/$file"
+  done
+done
+
 # Every installed header compiles on its own; xtensor.h needs another package.
 (cd "$work/moved/include" && find weft -name '*.h' ! -name xtensor.h | sort |
   sed 's/.*/#include "&"/') >"$work/all.cpp"

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "weft/train/help_text.h"
+#include "weft/train/program_text.h"
 #include "weft/train/unknown_flag.h"
 
 namespace weft::train {
@@ -26,10 +27,26 @@ std::string value_of(const CLI::Option& option) {
   return std::string(type == "INT" ? " N" : type == "FLOAT" ? " X" : " TEXT") + (list ? "..." : "");
 }
 
-HelpEntry entry_of(const CLI::Option& option) {
+std::string help_of(const CLI::Option& option) {
   const std::string now = option.get_default_str();
-  return {option.get_name(false, true) + value_of(option),
-          option.get_description() + (now.empty() ? "" : " [" + now + "]")};
+  return option.get_description() + (now.empty() ? "" : " [" + now + "]");
+}
+
+HelpEntry entry_of(const CLI::Option& option) {
+  return {option.get_name(false, true) + value_of(option), help_of(option)};
+}
+
+// What every program has.
+const std::vector<FlagText>& common_flags() {
+  static const std::vector<FlagText> flags{{"--help", "", "this text", "Help"},
+                                           {"--version", "", "the version", "Help"},
+                                           {"--completion",
+                                            "TEXT",
+                                            "a completion file for this shell (bash, zsh or fish)",
+                                            "Help",
+                                            {"bash", "zsh", "fish"}},
+                                           {"--man", "", "a manual page, for man -l -", "Help"}};
+  return flags;
 }
 
 }  // namespace
@@ -39,7 +56,10 @@ struct CommandLine::App : CLI::App {
   std::vector<CLI::Option*> later;  // shown only in --help all
   std::vector<std::string> examples;
   std::map<std::string, std::string> lines;  // of flags in the config file
+  std::map<std::string, std::vector<std::string>> words;
+  std::vector<CLI::Option*> refused;
 
+  ProgramText text() const;
   std::vector<std::string> names() const;
   std::string help_of(bool all) const;
   void take_our_names(Arguments& args) const;
@@ -91,6 +111,27 @@ void CommandLine::refuse(const char* flag, const char* help, const std::string& 
   app_->later.push_back(app_->add_option_function<std::vector<std::string>>(flag, refusal, help)
                             ->expected(0, -1)
                             ->group(group));
+  app_->refused.push_back(app_->later.back());
+}
+
+void CommandLine::words(const std::string& flag, std::vector<std::string> words) {
+  app_->words[flag] = std::move(words);
+}
+
+ProgramText CommandLine::App::text() const {
+  ProgramText out{get_name(), get_description(), examples, {}};
+  for (const std::string& group : get_groups())
+    for (const CLI::Option* option : get_options()) {
+      const bool is_refused = std::find(refused.begin(), refused.end(), option) != refused.end();
+      if (option->get_group() != group || option == get_help_ptr() || is_refused) continue;
+      const std::string flag = option->get_name(false, false), value = value_of(*option);
+      const auto known = words.find(flag);
+      out.flags.push_back({flag, value.empty() ? "" : value.substr(1), train::help_of(*option),
+                           group,
+                           known == words.end() ? std::vector<std::string>() : known->second});
+    }
+  out.flags.insert(out.flags.end(), common_flags().begin(), common_flags().end());
+  return out;
 }
 
 void CommandLine::examples(std::vector<std::string> lines) { app_->examples = std::move(lines); }
@@ -111,7 +152,9 @@ std::string CommandLine::App::help_of(bool all) const {
       groups.back().entries.push_back(entry_of(*option));
     }
   }
-  groups.push_back({"Help", {{"--help", "this text"}, {"--version", "the version"}}});
+  groups.push_back({"Help", {}});
+  for (const FlagText& f : common_flags())
+    groups.back().entries.push_back({f.flag + (f.value.empty() ? "" : " " + f.value), f.help});
   if (!later.empty())
     groups.back().entries.insert(groups.back().entries.begin() + 1, {"--help all", "every flag"});
   return help_text(get_description(), examples, groups);
@@ -142,6 +185,15 @@ bool CommandLine::parse(Arguments given) {
     const auto help = std::find_if(args.begin(), args.end(),
                                    [](const std::string& a) { return a == "--help" || a == "-h"; });
     std::fputs(app_->help_of(help + 1 != args.end() && help[1] == "all").c_str(), stdout);
+    return false;
+  }
+  if (const auto shell = std::find(args.begin(), args.end(), "--completion"); shell != args.end()) {
+    const std::string name = shell + 1 == args.end() ? "" : shell[1];
+    std::fputs(completion_text(app_->text(), name).c_str(), stdout);
+    return false;
+  }
+  if (asks("--man")) {
+    std::fputs(man_page(app_->text(), WEFT_VERSION).c_str(), stdout);
     return false;
   }
   app_->take_our_names(given);

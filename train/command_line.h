@@ -32,10 +32,14 @@ class CommandLine {
   void add_word(const std::string& flag, const char* now, const std::string& help,
                 const char* group, bool first, const std::function<void(const std::string&)>& set);
 
+  /// The words that a flag takes, for completion; add_word() checks them.
+  void words(const std::string& flag, std::vector<std::string> words);
+
   /// A flag that --help lists under `group`; parse() rejects it with an Error that says `why`.
   void refuse(const char* flag, const char* help, const std::string& why, const char* group);
 
-  /// Fills the bound variables. Returns false if --help or --version was requested and printed.
+  /// Fills the bound variables. Returns false if --help, --version, --completion or --man was
+  /// requested and printed.
   /// Throws Error (Fault::user) with one line on an unknown flag or a value of the wrong type.
   bool parse(Arguments args);
   /// The same error. If it begins with a flag that only the config file sets, the result also names

@@ -67,6 +67,9 @@ struct Bind {
                     refuse_reserved(name, word, alternatives(words));
                     set(value_of(words, word, message("--{}:", name)));
                   });
+    std::vector<std::string> names;
+    for (const Word<E>& w : words) names.emplace_back(w.name);
+    line.words(flag(name), std::move(names));
   }
 };
 

@@ -216,6 +216,9 @@ bool parse(GptOptions& o, int argc, char** argv, const ProgramLine& program) {
   std::string preset;
   const std::string presets = preset_names() + ": sizes and learning rate to start from";
   line.add("--preset", preset, presets.c_str(), "Run");
+  std::vector<std::string> names;
+  for (const Preset& p : kPresets) names.emplace_back(p.name);
+  line.words("--preset", std::move(names));
   std::string init;
   line.add(
       "--init", init,
