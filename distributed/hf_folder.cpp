@@ -138,9 +138,15 @@ bool lacks_mtp(const std::vector<nn::HfTensor>& table, const std::vector<std::st
          });
 }
 
-HfFolder open_checked(const std::string& path) {
-  const io::Json json = read_json(path + kConfig);
+io::Json read_config(const std::string& path) {
+  check(is_hf_folder(path), "'{}': is not a Hugging Face folder: it holds no config.json", path);
+  io::Json json = read_json(path + kConfig);
   check(json.is_object(), "'{}{}': must be a JSON object", path, kConfig);
+  return json;
+}
+
+HfFolder open_checked(const std::string& path) {
+  const io::Json json = read_config(path);
   const nn::HfFamily& family = nn::hf_family(json);
   nn::GptConfig config = nn::read_hf_config(family, json);
   const std::vector<std::string> paths = files_of(path);
@@ -209,9 +215,17 @@ std::string hf_file_name(std::size_t i, std::size_t n) {
 bool is_hf_folder(const std::string& path) { return io::exists(path + kConfig); }
 
 HfFolder open_hf_folder(const std::string& path) {
-  check(is_hf_folder(path), "'{}': is not a Hugging Face folder: it holds no config.json", path);
   try {
     return open_checked(path);
+  } catch (const Error& e) {
+    throw Error(e.what(), Fault::user);
+  }
+}
+
+nn::GptConfig hf_folder_config(const std::string& path) {
+  try {
+    const io::Json json = read_config(path);
+    return nn::read_hf_config(nn::hf_family(json), json);
   } catch (const Error& e) {
     throw Error(e.what(), Fault::user);
   }

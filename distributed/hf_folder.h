@@ -21,6 +21,10 @@ bool is_hf_folder(const std::string& path);
 /// tensor that is missing, unknown or of another shape, and a file that is not valid.
 HfFolder open_hf_folder(const std::string& path);
 
+/// What its config.json alone describes, MTP layers included, which files of weights may lack.
+/// Throws Error (Fault::user) on a family or a value that is not supported.
+nn::GptConfig hf_folder_config(const std::string& path);
+
 struct HfSaveOptions {
   std::string family = {};                          ///< empty: the first that can hold the model
   std::int64_t file_bytes = std::int64_t{5} << 30;  ///< more are shared out among several files

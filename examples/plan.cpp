@@ -48,7 +48,8 @@ examples::ProgramLine program_line(PlanOptions& p) {
           "are those of train_gpt.",
       .examples = {"plan --preset gpt2-124m --device cuda --dtype bf16 --fit 24GiB",
                    "plan --moe --preset small --dp 4 --ep 2 --zero --svg memory.svg",
-                   "plan --preset llama-1b --device cuda --dp 8 --tp 2 --rank 5 --json plan.json"},
+                   "plan --preset llama-1b --device cuda --dp 8 --tp 2 --rank 5 --json plan.json",
+                   "plan --init Llama-3.1-8B --seq 4096 --device cuda --dtype bf16 --dp 8 --fsdp"},
       .more_flags =
           [&p](train::CommandLine& line) {
             line.add("--moe", p.moe, "begin with the options of train_moe", "Plan");
@@ -62,7 +63,8 @@ examples::ProgramLine program_line(PlanOptions& p) {
             line.add("--host-link", p.rates.host,
                      "10^9 bytes/s that a rank offloads, an assumption for costs", "Plan");
           },
-      .adapt = plan_on_meta};
+      .adapt = plan_on_meta,
+      .plans = true};
 }
 
 // "-1.2 MB", "0".

@@ -75,7 +75,11 @@ std::string early(const std::string& flag, const std::vector<std::string>& args)
 }
 
 // The model, its tokenizer and its weights; other flags may still change what they do not fix.
-void apply_init(const std::string& folder, GptOptions& o) {
+void apply_init(const std::string& folder, bool plans, GptOptions& o) {
+  if (plans && distributed::is_hf_folder(folder)) {
+    o.model = distributed::hf_folder_config(folder);
+    return;
+  }
   const ModelFolder found = open_model_folder(folder);
   o.model = found.config;
   o.run.weights = folder;
@@ -192,7 +196,7 @@ bool parse(GptOptions& o, int argc, char** argv, const ProgramLine& program) {
   if (const std::string init = early("--init", args.words); !init.empty()) {
     weft::check(!args.resumes,
                 "--init: a resumed run has its weights already, got '{}'; remove the flag", init);
-    apply_init(init, o);
+    apply_init(init, program.plans, o);
   }
   if (const std::string preset = early("--preset", args.words); !preset.empty()) {
     weft::check(!args.resumes,

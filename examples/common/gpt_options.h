@@ -113,6 +113,8 @@ struct ProgramLine {
   std::function<void(train::CommandLine&)> more_flags = {};
   /// Changes the words of the command line, those of --config included, before they are read.
   std::function<void(std::vector<std::string>&)> adapt = {};
+  /// It needs no weights: of a Hugging Face folder --init reads config.json only.
+  bool plans = false;
 };
 
 /// Reads flags, --config and --preset into `options`. Returns false if --help or --print-config has

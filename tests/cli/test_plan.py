@@ -62,6 +62,50 @@ def prints_as_the_page(folder):
     assert printed == blocks[at + 2].removeprefix("\n"), f"docs/memory.md must show\n{printed}"
 
 
+ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192}
+# Published configurations: name, config.json, flags of a layout, parameters in all and of a rank, ranks.
+PUBLISHED = (
+    ("Llama-3.1-8B", dict(model_type="llama", vocab_size=128256, hidden_size=4096, num_hidden_layers=32,
+                          num_attention_heads=32, num_key_value_heads=8, intermediate_size=14336,
+                          max_position_embeddings=131072, rope_theta=500000.0, rope_scaling=ROPE),
+     ["--tp", 2, "--dp", 4, "--batch", 4], "8,030,261,248", "4,015,263,744", 8),
+    ("Qwen3-30B-A3B", dict(model_type="qwen3_moe", vocab_size=151936, hidden_size=2048, head_dim=128,
+                           num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4,
+                           intermediate_size=6144, moe_intermediate_size=768, num_experts=128,
+                           num_experts_per_tok=8, norm_topk_prob=True, max_position_embeddings=40960),
+     ["--dp", 16, "--ep", 8, "--fsdp", "--batch", 16, "--force-balance"], "30,532,122,624", "5,164,972,032", 16),
+    ("DeepSeek-V3", dict(model_type="deepseek_v3", vocab_size=129280, hidden_size=7168, intermediate_size=18432,
+                         moe_intermediate_size=2048, num_hidden_layers=61, num_attention_heads=128,
+                         num_key_value_heads=128, n_shared_experts=1, n_routed_experts=256, num_experts_per_tok=8,
+                         n_group=8, topk_group=4, first_k_dense_replace=3, num_nextn_predict_layers=1,
+                         max_position_embeddings=163840),
+     ["--mtp", 0, "--dp", 64, "--ep", 64, "--zero", "--batch", 64, "--force-balance", "--recompute", "full"],
+     "671,026,404,352", "27,334,958,080", 64))
+
+
+def full_size_folders(folder):
+    """Folders with nothing but config.json: what a layout needs on each rank, by category."""
+    peaks = {}
+    for name, config, flags, total, own, ranks in PUBLISHED:
+        here, out = pathlib.Path(folder) / name, f"{folder}/{name}.json"
+        here.mkdir()
+        (here / "config.json").write_text(json.dumps(config))
+        flags = ["--init", here, "--seq", 1024, "--device", "cuda", "--dtype", "bf16", *flags]
+        printed = plan(*flags, "--json", out)
+        assert f"{own} of this rank, {total} in all" in printed, printed
+        assert f"0 of {ranks}," in printed, printed
+        got = json.loads(pathlib.Path(out).read_text())
+        assert got["peak_bytes"] == sum(got["by_category"].values()), got
+        peaks[name] = got["by_category"]
+    # In bf16 a rank of --tp 2 has half of the model; --fsdp and --zero share out weights or states.
+    assert peaks["Llama-3.1-8B"]["parameter"] >= 2 * 4_015_263_744, peaks
+    assert peaks["Qwen3-30B-A3B"]["parameter"] < 5_164_972_032, peaks  # sharded by --fsdp
+    assert peaks["DeepSeek-V3"]["optimizer"] < 6 * 27_334_958_080, peaks  # by --zero
+    refused(run("plan", "--init", folder), 2, "holds neither a checkpoint nor a config.json")
+    refused(run("train_gpt", "--data", text(folder), "--init", f"{folder}/Llama-3.1-8B"), 2, "model.safetensors")
+
+
 def wrong_use(folder):
     refused(run("plan", "--fit", "much", *SMALL), 2, "--fit: must be a size such as 24GiB or 80GB, got 'much'")
     refused(run("plan", "--tflops", "0", *SMALL), 2, "--tflops: must be above 0, got 0")
@@ -73,4 +117,4 @@ def wrong_use(folder):
     refused(run("plan", "--json", f"{folder}/none/plan.json", *SMALL), 1, "plan.json")
 
 
-main([agrees_with_the_trainer, like_train_moe, draws, fits, prints_as_the_page, wrong_use])
+main([agrees_with_the_trainer, like_train_moe, draws, fits, prints_as_the_page, full_size_folders, wrong_use])
