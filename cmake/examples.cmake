@@ -3,6 +3,7 @@
 # Objects rather than a library: the code shared by the programs is linked with the library and, for
 # a test, with the library of the emulated GPU.
 add_library(weft_gpt OBJECT
+  examples/common/adapter.cpp
   examples/common/check_weights.cpp
   examples/common/continuation.cpp
   examples/common/folder_json.cpp

@@ -178,14 +178,14 @@ endif()
 if(NOT WEFT_SANITIZE STREQUAL "thread")
   set_tests_properties(fp8_training gpt_memory layouts remainder speculative PROPERTIES LABELS long)
   if(TARGET tests_examples)
-    set_tests_properties(f16_run fp8_run session_layouts PROPERTIES LABELS long)
+    set_tests_properties(f16_run fp8_run lora_run session_layouts PROPERTIES LABELS long)
   endif()
 endif()
 
 # The programs, run as by a user.
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
-  set(cases async_save chat completion data hf hostile hybrid memory metrics mini_gpt mlp moe mtp pack plan ranks repeat talk tokenizer
+  set(cases async_save chat completion data hf hostile hybrid lora memory metrics mini_gpt mlp moe mtp pack plan ranks repeat talk tokenizer
     wrong_use)
   if(WEFT_SANITIZE)
     set(cases hostile mlp repeat)  # the trainer's own code; the library has its own tests

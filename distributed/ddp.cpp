@@ -21,8 +21,15 @@ Tensor view_of(const Tensor& flat, std::int64_t begin, const Shape& shape) {
 
 }  // namespace
 
+NamedTensors updated_parameters(const nn::Module& model, const DdpOptions& options) {
+  return options.skip_frozen ? nn::trainable_parameters(model) : model.named_parameters();
+}
+
 Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const DdpOptions& options)
-    : mesh_(mesh), layout_(layout), options_(options), parameters_(model.named_parameters()) {
+    : mesh_(mesh),
+      layout_(layout),
+      options_(options),
+      parameters_(updated_parameters(model, options)) {
   check(!parameters_.empty(), "ddp: the model must have parameters, got none");
   // finish() sums the parameters' flags over all ranks, so all must have the same parameters.
   check(mesh.degrees().pp == 1, "ddp: pp must be 1, got {}", mesh.degrees().pp);
@@ -53,6 +60,7 @@ Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const 
     fp8_layers_ = nn::fp8_layers(model);
     for (const nn::Fp8Layer& layer : fp8_layers_) buckets.as_codes.push_back(layer.weight);
   }
+  check(!options.fsdp || !options.skip_frozen, "ddp: fsdp needs skip_frozen false");
   check(options.fsdp || !options.deferred, "ddp: deferred parameters need fsdp");
   check(!options.fsdp || (options.shard && !options.fp8_weights),
         "ddp: fsdp needs shard, and does not exist yet with fp8_weights");

@@ -45,7 +45,13 @@ struct DdpOptions {
   std::optional<Deferred> deferred = {};
   bool check_finite = false;  ///< throw if a gradient is not finite, naming the parameter
   bool count_zeros = false;   ///< see zeros()
+  /// Parameters that need no gradient now get neither a bucket nor a state, and do not train later.
+  /// Not with `fsdp`, which shards all of them.
+  bool skip_frozen = false;
 };
+
+/// The parameters of a model that get gradients and states.
+NamedTensors updated_parameters(const nn::Module& model, const DdpOptions& options);
 
 /// Sums the gradients of a model over data-parallel ranks while backward runs.
 ///

@@ -178,9 +178,10 @@ const char* torch_word(DType t) {
                            : "float32";
 }
 
-Tensor read_part(const ShardFiles& files, const nn::HfTensor& t) {
+Tensor read_part(const ShardFiles& files, const nn::HfTensor& t, const HfSaveOptions& options) {
   const Tensor out = Tensor::empty({t.shape.numel()}, files.dtype(t.parameter));
   files.read_into(t.parameter, {{t.whole, {}}, t.first, t.first + t.shape.numel()}, out);
+  if (options.change) options.change(t.parameter, t.first, out);
   if (t.transposed) return out.view(t.whole).transpose(0, 1).contiguous();
   const Tensor rows = out.view(t.shape);
   return t.rows.empty() ? rows : move_rows(rows, t.rows, true);
@@ -244,7 +245,7 @@ void save_hf_folder(const std::string& path, const nn::GptConfig& config, const 
     const std::string name = hf_file_name(i, counts.size());
     StateDict tensors;
     for (std::size_t k = 0; k < counts[i]; ++k, ++next) {
-      const Tensor t = read_part(files, all[next]);
+      const Tensor t = read_part(files, all[next], options);
       bytes += t.numel() * static_cast<std::int64_t>(size_of(t.dtype()));
       map.append(all[next].name, name);
       tensors[all[next].name] = t;

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <string>
 
 #include "weft/distributed/shard_files.h"
@@ -28,6 +29,10 @@ nn::GptConfig hf_folder_config(const std::string& path);
 struct HfSaveOptions {
   std::string family = {};                          ///< empty: the first that can hold the model
   std::int64_t file_bytes = std::int64_t{5} << 30;  ///< more are shared out among several files
+  /// Changes the values of a parameter's elements from `first` on before they are written, such as
+  /// by an adapter: whole rows.
+  std::function<void(const std::string& parameter, std::int64_t first, const Tensor& values)>
+      change = {};
 };
 /// Writes such a folder. Reads one tensor at a time; memory: the tensors of one file.
 /// Throws Error when no family holds the model, tensors are missing, and when writing fails.

@@ -58,8 +58,8 @@ class ReplicatedOptimizer : public RangeOptimizer {
 /// The optimizer of a job with one rank.
 class LocalOptimizer : public ParallelOptimizer {
  public:
-  LocalOptimizer(nn::Module& model, const optim::AnyOptions& options) : ParallelOptimizer(nullptr) {
-    const NamedTensors parameters = model.named_parameters();
+  LocalOptimizer(const NamedTensors& parameters, const optim::AnyOptions& options)
+      : ParallelOptimizer(nullptr) {
     const bool has_half =
         std::any_of(parameters.begin(), parameters.end(),
                     [](const NamedTensor& p) { return is_half(p.tensor.dtype()); });
@@ -237,7 +237,8 @@ std::unique_ptr<ParallelOptimizer> make_optimizer(nn::Module& model, const Devic
                                                   const Layout& layout,
                                                   const optim::AnyOptions& options,
                                                   const DdpOptions& ddp) {
-  if (mesh.world().size() == 1) return std::make_unique<LocalOptimizer>(model, options);
+  if (mesh.world().size() == 1)
+    return std::make_unique<LocalOptimizer>(updated_parameters(model, ddp), options);
   DdpOptions own = ddp;
   if (optim::has_scale_blocks(options)) own.slice_multiple = kScaleBlock;
   auto owned = std::make_unique<Ddp>(model, mesh, layout, own);

@@ -26,7 +26,7 @@ namespace {
 using namespace weft;
 
 struct Options {
-  std::string model, tokenizer, format = "auto", system;
+  std::string model, adapter, tokenizer, format = "auto", system;
   std::int64_t tokens = 512, context = 4096, seed = 1, top_k = 0, threads = 0;
   double temperature = 0.7, top_p = 0.9;
 };
@@ -55,7 +55,7 @@ class Conversation {
                                   : examples::open_text_tokenizer(o.tokenizer)),
         tokenizer_(*text_.tokenizer),
         chat_(tokenizer_, examples::open_chat("--template", o.format, o.model, tokenizer_)),
-        model_(examples::load_model(found.config, found.files, o.context)),
+        model_(examples::load_model(found.config, found.files, o.context, o.adapter)),
         reply_(model_) {
     ends_.tokens = examples::end_tokens(o.model, tokenizer_);
     ends_.tokens.push_back(chat_.end());
@@ -161,6 +161,8 @@ int main(int argc, char** argv) {
     line.examples({"chat --model Qwen2.5-0.5B-Instruct",
                    "chat --model runs/tuned --template chatml --system 'Answer in one sentence.'"});
     line.add("--model", o.model, "Hugging Face folder, --out folder of a run, or step folder");
+    line.add("--adapter", o.adapter,
+             "folder of an adapter of the model: of PEFT, or of a run with --lora-rank");
     line.add("--tokenizer", o.tokenizer, "file or folder of a tokenizer; empty: the model's");
     line.add("--template", o.format,
              "chatml, llama3, mistral, llama2 or deepseek; auto: as the folder or tokenizer says");

@@ -4,6 +4,8 @@
 #include <filesystem>
 
 #include "weft/core/error.h"
+#include "weft/distributed/peft_folder.h"
+#include "weft/examples/common/adapter.h"
 #include "weft/examples/common/gpt_task.h"
 #include "weft/examples/common/model_folder.h"
 #include "weft/examples/common/model_gguf.h"
@@ -19,7 +21,7 @@ namespace {
 using namespace weft;
 
 struct Options {
-  std::string from, to, family, gguf_type;
+  std::string from, to, adapter, family, gguf_type;
   std::int64_t file_mb = 5000;
 };
 
@@ -33,9 +35,15 @@ constexpr const char* kBeside[] = {"generation_config.json",
                                    "merges.txt",
                                    "chat_template.jinja"};
 
-void to_hugging_face(const Options& o, const examples::ModelFolder& m) {
-  distributed::save_hf_folder(o.to, m.config, m.files,
-                              {.family = o.family, .file_bytes = o.file_mb * 1'000'000});
+using Merger = std::optional<nn::LoraMerger>;
+
+void to_hugging_face(const Options& o, const examples::ModelFolder& m, const Merger& merger) {
+  distributed::HfSaveOptions options{.family = o.family, .file_bytes = o.file_mb * 1'000'000};
+  if (merger)
+    options.change = [&](const std::string& parameter, std::int64_t first, const Tensor& values) {
+      merger->add_to(parameter, first, values);
+    };
+  distributed::save_hf_folder(o.to, m.config, m.files, options);
   if (!m.text.is_bytes()) io::write_file(o.to + "/" + m.text.name, m.text.content);
   if (!distributed::is_hf_folder(o.from)) return;
   for (const char* name : kBeside)
@@ -75,6 +83,8 @@ void check_options(const Options& o) {
   check(!o.to.empty(), "--to: name the folder or the .gguf file to write");
   check(o.gguf_type.empty() || is_gguf(o), "--gguf-type: needs --to with a .gguf file, got '{}'",
         o.to);
+  check(o.adapter.empty() || !is_gguf(o),
+        "--adapter: goes into a .gguf file by way of a Hugging Face folder; name one with --to");
   if (is_gguf(o)) return check(!io::exists(o.to), "--to: '{}' exists", o.to);
   check(!io::exists(o.to) || (io::is_directory(o.to) && io::list_directory(o.to).empty()),
         "--to: must be a new or an empty folder, got '{}'", o.to);
@@ -82,15 +92,28 @@ void check_options(const Options& o) {
         o.file_mb);
 }
 
+// The adapter of a run, as a folder of PEFT; false: the run has none.
+bool writes_peft(const Options& o) {
+  if (!o.adapter.empty() || is_gguf(o) || distributed::is_hf_folder(o.from)) return false;
+  const std::optional<examples::AdapterRun> run = examples::find_adapter_run(o.from);
+  if (!run) return false;
+  distributed::save_peft_folder(o.to, nn::hf_family_of(run->config, o.family), run->config,
+                                run->weights, run->base);
+  std::printf("wrote %s: an adapter of %s\n", o.to.c_str(), run->base.c_str());
+  return true;
+}
+
 void convert(const Options& o) {
   check_options(o);
-  const bool imports = distributed::is_hf_folder(o.from) && o.family.empty();
+  if (writes_peft(o)) return;
   const examples::ModelFolder m = examples::open_model_folder(o.from);
+  const Merger merger = examples::open_adapter(o.adapter, m.config);
+  const bool imports = distributed::is_hf_folder(o.from) && o.family.empty() && !merger;
   if (is_gguf(o)) {
     examples::write_model_gguf(o.to, m, distributed::is_hf_folder(o.from) ? o.from : "",
                                {o.family, o.gguf_type.empty() ? "f16" : o.gguf_type});
   } else {
-    imports ? to_weft(o, m) : to_hugging_face(o, m);
+    imports ? to_weft(o, m) : to_hugging_face(o, m, merger);
   }
   std::printf("wrote %s: %lld parameters\n", o.to.c_str(),
               static_cast<long long>(m.config.parameter_count()));
@@ -103,11 +126,16 @@ int main(int argc, char** argv) {
     Options o;
     train::CommandLine line(
         "Converts a model: of a Hugging Face folder to a checkpoint of Weft, of a run to a Hugging "
-        "Face folder, or of either to a GGUF file for llama.cpp.",
+        "Face folder, or of either to a GGUF file for llama.cpp; an adapter of a run to a folder "
+        "of "
+        "PEFT, or into its model.",
         "convert");
     line.examples({"convert --from Llama-3.2-1B --to runs/llama",
                    "convert --from runs/book --to book.gguf --gguf-type q8_0"});
     line.add("--from", o.from, "Hugging Face folder, --out folder of a run, or step folder");
+    line.add("--adapter", o.adapter,
+             "folder of an adapter, of PEFT or of a run with --lora-rank: adds it to the weights, "
+             "and writes a Hugging Face folder");
     line.add("--to", o.to, "new folder to write, or a new file whose name ends in .gguf");
     line.add("--family", o.family,
              "write a Hugging Face folder of this model_type, also from another one; empty: the "

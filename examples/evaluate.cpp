@@ -22,7 +22,7 @@ namespace {
 using namespace weft;
 
 struct Options {
-  std::string model, tokenizer, choices;
+  std::string model, adapter, tokenizer, choices;
   std::vector<std::string> data;
   std::int64_t seq = 0, stride = 0, limit = 0, threads = 0;
 };
@@ -89,7 +89,7 @@ int evaluate(const Options& o) {
   const tokenizer::Tokenizer& t = *found.text.tokenizer;
   const std::int64_t seq = o.seq ? o.seq : std::min(found.config.seq, kDefaultSeq);
   check(o.stride <= seq, "--stride: must be at most --seq {}, got {}", seq, o.stride);
-  nn::Gpt model = examples::load_model(found.config, found.files, seq);
+  nn::Gpt model = examples::load_model(found.config, found.files, seq, o.adapter);
   model.config.seq = seq;  // without the places for multi-token prediction
   if (!o.data.empty()) evaluate_text(o, model, t);
   if (o.choices.empty()) return 0;
@@ -109,6 +109,8 @@ int main(int argc, char** argv) {
     line.examples({"evaluate --model runs/book --data other_book.txt --stride 128",
                    "evaluate --model Llama-3.2-1B --choices questions.jsonl"});
     line.add("--model", o.model, "Hugging Face folder, --out folder of a run, or step folder");
+    line.add("--adapter", o.adapter,
+             "folder of an adapter of the model: of PEFT, or of a run with --lora-rank");
     line.add("--tokenizer", o.tokenizer, "file or folder of a tokenizer; empty: the model's");
     line.add("--data", o.data, "text files");
     line.add("--seq", o.seq, "tokens that the model sees; 0: the model's, at most 2048");

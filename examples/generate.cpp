@@ -13,6 +13,7 @@
 
 #include "weft/core/error.h"
 #include "weft/core/parallel.h"
+#include "weft/examples/common/adapter.h"
 #include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/continuation.h"
 #include "weft/examples/common/gpt_task.h"
@@ -34,7 +35,7 @@ namespace {
 using namespace weft;
 
 struct Options {
-  std::string checkpoint, model, tokenizer, export_to, prompts;
+  std::string checkpoint, model, adapter, tokenizer, export_to, prompts;
   std::vector<std::string> prompt = {"\n"}, stop;
   std::int64_t tokens = 300, seed = 1, top_k = 0, threads = 0;
   double temperature = 0.8, top_p = 0.95;
@@ -88,6 +89,7 @@ Found find(const Options& o) {
   if (!o.model.empty()) return find_hf(o);
   const io::Checkpoint found = checkpoint_of(o);
   const io::Json state = io::Json::parse(found.state(), found.folder + "/state.json");
+  examples::check_whole_model(o.checkpoint, state);
   Found all{examples::config_from_json(state.at("model")),
             distributed::ShardFiles(found.shards("model")),
             o.tokenizer.empty() ? examples::open_text_tokenizer(found, state)
@@ -101,13 +103,14 @@ Found find(const Options& o) {
 std::string to_toml(const Options& o) {
   using train::toml_value;
   return message(
-      "checkpoint = {}\nmodel = {}\ntokenizer = {}\nexport = {}\nprompt = {}\nprompts = {}\n"
+      "checkpoint = {}\nmodel = {}\nadapter = {}\ntokenizer = {}\nexport = {}\nprompt = "
+      "{}\nprompts = {}\n"
       "stop = {}\nignore-end = {}\ntokens = "
       "{}\ntemperature = "
       "{}\ntopk = {}\ntopp = "
       "{}\n"
       "seed = {}\nthreads = {}\nspeculative = {}\n",
-      toml_value(o.checkpoint), toml_value(o.model), toml_value(o.tokenizer),
+      toml_value(o.checkpoint), toml_value(o.model), toml_value(o.adapter), toml_value(o.tokenizer),
       toml_value(o.export_to), toml_value(o.prompt), toml_value(o.prompts), toml_value(o.stop),
       toml_value(o.ignore_end), o.tokens, o.temperature, o.top_k, o.top_p, o.seed, o.threads,
       toml_value(o.speculative));
@@ -185,7 +188,11 @@ Prompts encode(const Options& o, const tokenizer::Tokenizer& t, std::int64_t voc
 
 void generate(const Options& o) {
   if (!o.export_to.empty()) {
-    io::save_safetensors(o.export_to, find(o).files.state_dict());
+    const Found found = find(o);
+    const StateDict weights = found.files.state_dict();
+    if (const auto merger = examples::open_adapter(o.adapter, found.config))
+      for (const auto& [name, tensor] : weights) merger->add_to(name, 0, tensor);
+    io::save_safetensors(o.export_to, weights);
     std::printf("wrote %s\n", o.export_to.c_str());
     return;
   }
@@ -197,7 +204,7 @@ void generate(const Options& o) {
   if (o.dry_run) {
     std::printf(
         "%s",
-        nn::to_string(examples::load_model(config, std::move(found.files), config.seq)).c_str());
+        nn::to_string(examples::load_model(config, found.files, config.seq, o.adapter)).c_str());
     return;
   }
   const std::shared_ptr<const tokenizer::Tokenizer> text = found.text.tokenizer;
@@ -209,7 +216,7 @@ void generate(const Options& o) {
   const Prompts prompts = encode(o, *text, config.vocab);
   const examples::Ends ends{o.ignore_end ? std::vector<std::int32_t>{} : found.ends, o.stop};
   const nn::Gpt model =
-      examples::load_model(config, std::move(found.files), prompts.longest + o.tokens);
+      examples::load_model(config, found.files, prompts.longest + o.tokens, o.adapter);
   std::optional<nn::Speculator> speculator;  // made before anything is printed: it checks the model
   const nn::SamplingOptions choice = sampling(o, *text);
   if (o.speculative) speculator.emplace(model, choice, static_cast<std::uint64_t>(o.seed));
@@ -244,6 +251,8 @@ int main(int argc, char** argv) try {
   line.add("--tokenizer", o.tokenizer,
            "bytes, or the file or folder of a tokenizer; empty: the one in the checkpoint");
   line.add("--model", o.model, "Hugging Face folder, in place of --checkpoint");
+  line.add("--adapter", o.adapter,
+           "folder of an adapter of the model: of PEFT, or of a run with --lora-rank");
   line.add("--export", o.export_to, "write the whole model to this .safetensors file, and stop");
   line.add("--prompt", o.prompt, "text to go on from; several: one result after the other");
   line.add("--prompts", o.prompts, "file with a prompt in each line, in place of --prompt");

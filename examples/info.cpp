@@ -100,6 +100,10 @@ void print_checkpoint(const io::Checkpoint& checkpoint) {
     print_fact("parameters", grouped(config.parameter_count()));
     print_fact("model", model->dump());
   }
+  if (const io::Json* const lora = state.find("lora")) {
+    print_fact("adapter", lora->dump());
+    print_fact("of the model", state.at("base").as_string());
+  }
   print_tensors(checkpoint.shards("model"));
   if (const io::Json* const text = state.find("tokenizer"))
     print_fact("tokenizer", text->as_string());

@@ -46,6 +46,9 @@ Attention::Attention(std::int64_t dim, std::int64_t heads, const AttentionOption
       qkv(dim, packed_rows(head_dim, heads, o), {.bias = o.bias, .init = o.init}),
       proj(heads * head_dim, dim, {.bias = o.proj_bias.value_or(o.bias), .init = o.proj_init}),
       drop(o.dropout) {
+  const std::int64_t keys = (o.kv_heads ? o.kv_heads : heads) * head_dim;
+  if (!o.one_projection)
+    qkv.parts = {{"q", qkv.weight.dim(0) - 2 * keys}, {"k", keys}, {"v", keys}};
   check(o.window >= 0, "attention: window must be at least 0, got {}", o.window);
   check(o.clip >= 0, "attention: clip must be at least 0, got {}", o.clip);
   if (o.qk_norm) {

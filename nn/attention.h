@@ -20,7 +20,8 @@ struct AttentionOptions {
   bool gate = false;        ///< multiply the output by the sigmoid of a gate, as wide as q
   std::int64_t window = 0;  ///< a token sees its latest `window` tokens, itself included; 0: all
   double dropout = 0;       ///< on the attention weights
-  bool recompute = false;   ///< backward computes attention's output again, see DiscardScope
+  bool one_projection = false;  ///< an adapter is of q, k and v together, as in GPT-2
+  bool recompute = false;       ///< backward computes attention's output again, see DiscardScope
   Init init = Init::normal(0.02);
   Init proj_init = Init::normal(0.02);
 };

@@ -42,7 +42,9 @@ GatedDeltaNet::GatedDeltaNet(std::int64_t dim, const GatedDeltaNetOptions& o)
       a_log(make_parameter({o.value_heads}, decay_init(), DType::f32)),
       dt_bias(make_parameter({o.value_heads}, Init::constant(1), DType::f32)),
       norm(o.value_dim, o.norm_eps),
-      out_proj(o.value_heads * o.value_dim, dim, {.bias = false, .init = o.proj_init}) {}
+      out_proj(o.value_heads * o.value_dim, dim, {.bias = false, .init = o.proj_init}) {
+  in_proj.parts = {{"qkvz", inputs(o) - 2 * o.value_heads}, {"ba", 2 * o.value_heads}};
+}
 
 Tensor GatedDeltaNet::operator()(const Tensor& x, const TokenContext& context) const {
   check(x.ndim() == 3, "gated_delta_net: x must have shape (batch, tokens, dim), got {}",

@@ -34,6 +34,7 @@ Child<Mixer> make_attention(const GptConfig& c, const Init& proj) {
                                     .gate = c.attn_gate,
                                     .window = c.window,
                                     .dropout = c.dropout,
+                                    .one_projection = c.arch == Arch::gpt2,
                                     .recompute = recompute,
                                     .proj_init = proj});
 }

@@ -40,7 +40,7 @@ GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& p
   Linear own_head;
   if (o.detached) {
     h = h.detach();
-    own_head.weight = head.weight.detach();
+    own_head.weight = head.adapted_weight().detach();
     if (head.bias.defined()) own_head.bias = head.bias.detach();
   }
   // A depth reads past the end of a sequence in a row, into its padding.

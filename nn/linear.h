@@ -1,5 +1,6 @@
 #pragma once
 #include "weft/autograd/fp8.h"
+#include "weft/nn/lora_layer.h"
 #include "weft/nn/module.h"
 #include "weft/nn/shard.h"
 
@@ -13,6 +14,12 @@ struct LinearOptions {
   bool in_fp8 = true;             ///< multiplies in FP8 where an fp8::Autocast asks for it
 };
 
+/// Rows of a packed weight that are a projection of their own.
+struct LinearPart {
+  std::string name;
+  std::int64_t rows = 0;
+};
+
 /// y = x weight^T + bias:  x (..., in) -> (..., out). The bias starts at 0.
 struct Linear : Module {
   Tensor weight;  // (out, in)
@@ -20,6 +27,9 @@ struct Linear : Module {
   Init init;
   bool in_fp8 = true;
   fp8::LayerState fp8_state;
+  std::vector<LinearPart> parts;  ///< of a packed weight, in order; empty: one projection
+  /// Added to the result; see add_lora(). In order of `parts`; with one, products are not in FP8.
+  std::vector<Lora> lora;
 
   /// Has no weight yet, so that it can be tied: `head.weight = embed.weight`.
   Linear() = default;
@@ -32,6 +42,10 @@ struct Linear : Module {
   }
   /// Multiply-adds for one row of x.
   double multiply_adds() const { return static_cast<double>(weight.numel()); }
+  /// Whether the result has more to it than the weight and the bias.
+  bool is_adapted() const { return !lora.empty() && !lora[0].merged; }
+  /// The weight with its adapters.
+  Tensor adapted_weight() const;
   /// What the op that makes x rounds it for (fp8::ProducesFor); null if x is not multiplied in FP8
   /// as it is given.
   const fp8::LayerState* fp8_reader() const;
@@ -41,6 +55,8 @@ struct Linear : Module {
   const fp8::Recipe* recipe() const;
   /// x weight^T + bias, in FP8 inside an fp8::Autocast.
   Tensor multiply(const Tensor& x, const Tensor& own_bias) const;
+  /// The adapters' sum for an x.
+  Tensor adaptation(const Tensor& x) const;
 };
 
 }  // namespace weft::nn

@@ -9,12 +9,16 @@ namespace {
 // A head with a bias must materialize the logits.
 Tensor head_loss(const Shard* shard, const Tensor& hidden, const Linear& head,
                  const Tensor& targets, const CrossEntropyOptions& options) {
+  for (const Lora& adapter : head.lora)
+    check(adapter.drop.p == 0, "loss: the adapter of a head must have dropout 0, got {}",
+          adapter.drop.p);
   if (shard && shard->head_loss) {
     check(!head.bias.defined(), "loss: a head that is cut over ranks must have no bias");
-    return shard->head_loss(hidden, head.weight, targets, options);
+    return shard->head_loss(hidden, head.adapted_weight(), targets, options);
   }
-  return head.bias.defined() ? cross_entropy(head(hidden), targets, options)
-                             : linear_cross_entropy(hidden, head.weight, targets, options);
+  return head.bias.defined()
+             ? cross_entropy(head(hidden), targets, options)
+             : linear_cross_entropy(hidden, head.adapted_weight(), targets, options);
 }
 
 }  // namespace

@@ -11,13 +11,15 @@ Mlp::Mlp(std::int64_t dim, std::int64_t hidden, const MlpOptions& o)
     : options(o),
       up(dim, o.activation == Activation::swiglu ? 2 * hidden : hidden,
          {.bias = o.bias, .init = o.init}),
-      down(hidden, dim, {.bias = o.bias, .init = o.proj_init}) {}
+      down(hidden, dim, {.bias = o.bias, .init = o.proj_init}) {
+  if (o.activation == Activation::swiglu) up.parts = {{"gate", hidden}, {"up", hidden}};
+}
 
 Tensor Mlp::operator()(const Tensor& x) const {
   const Shard* const in = up.shard.get();
   const Shard* const out = down.shard.get();
   if ((in && (in->product || in->leave)) || (out && (out->product || out->enter)) ||
-      fp8::Autocast::current())
+      up.is_adapted() || down.is_adapted() || fp8::Autocast::current())
     return composed(x);
   const bool finish = out && out->leave;
   const Tensor bias = finish ? Tensor() : down.bias;

@@ -136,6 +136,12 @@ void Module::to(Device device) {
   });
 }
 
+NamedTensors trainable_parameters(const Module& module) {
+  NamedTensors out = module.named_parameters();
+  std::erase_if(out, [](const NamedTensor& p) { return !p.tensor.requires_grad(); });
+  return out;
+}
+
 void assign_names(Module& root) {
   detail::for_each_module(root,
                           [](const std::string& name, Module& m) { m.stream_ = stream_of(name); });

@@ -196,6 +196,9 @@ DType default_dtype();
 Tensor make_parameter(const Shape& shape, const Init& init, DType dtype = default_dtype(),
                       Device device = default_device());
 
+/// The named_parameters() that require a gradient: all but the frozen ones.
+NamedTensors trainable_parameters(const Module& module);
+
 /// named_parameters() for an optimizer of the whole module.
 /// Throws Error if visit() omits a member: a parameter in the memory of one of the modules that
 /// make_parameter() created on this thread, that requires a gradient, and that no visit() of any

@@ -17,6 +17,7 @@ import run_pages
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Pages whose code is not in tests/docs.
 CODE_OF = {"data.md": ["tests/data/test_mixture.cpp"],
+           "finetuning.md": ["tests/nn/test_lora.cpp"],
            "own_training.md": ["examples/train_mlp.cpp", "tests/train/test_trainer.cpp"],
            "tape.md": ["autograd/tape.cpp", "autograd/elementwise_activation.cpp"]}
 

@@ -196,6 +196,16 @@ FAULTS = [
      "for (std::int64_t j = 1; j < k; ++j) {\n    const std::int64_t row = row_of", "emulated_token_permute"),
     ("gpu_refused_epilogue_throws", "cuda/lt_plan.cpp", "  if (refuses(p, status)) return false;\n", "", "emulator"),
     ("gpu_devices_share_lock", "cuda/gemm_plan.cpp", "return all[device];", "return all[device - device];", "emulator"),
+    # Adapters.
+    ("lora_without_scale", "nn/lora_layer.cpp", "mul(linear(drop(x), a), scale)", "linear(drop(x), a)", "lora|peft"),
+    ("lora_replicated_gradient_not_summed", "distributed/parallelize.cpp",
+     "tp_.size() > 1 && (rows || columns || p.partial)", "tp_.size() > 1 && p.partial", "lora_layouts"),
+    ("lora_shared_rows_not_summed", "distributed/parallelize.cpp", "return linear(x, share(w), bias);",
+     "return linear(x, w, bias);", "lora_layouts"),
+    ("lora_saves_frozen_weights", "train/train_step.cpp",
+     "  if (task_.saves_trained_only) keep_saved(state, true);\n", "", "lora_run"),
+    ("peft_rows_in_file_order", "distributed/peft_folder.cpp", "m.tensor.rows.empty() ? b : move_rows(b, m.tensor.rows);",
+     "b;", "peft"),
     # Ranks over TCP.
     ("tcp_token_prefix", "distributed/tcp_lobby.cpp", "i < sizeof b; ++i", "i < token.size(); ++i", "tcp_world"),
     ("tcp_two_of_one_rank", "distributed/tcp_lobby.cpp", "if (guests_.contains(hello.rank)) return", "if (false) return",

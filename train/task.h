@@ -26,6 +26,9 @@ struct Task {
   std::function<distributed::Layout(const distributed::DeviceMesh&)> spread = {};
   /// How far an expert's bias moves after a step; see nn::RouterStep.
   double bias_rate = 0;
+  /// Only parameters that require a gradient are saved; all others come from --weights, and get no
+  /// memory for gradients and optimizer states. A resumed run needs the same --weights.
+  bool saves_trained_only = false;
   /// Floating-point operations of a training step per target, without recomputation; 0: unknown,
   /// and metrics.jsonl has no mfu.
   double flops_per_target = 0;

@@ -54,7 +54,8 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
        .fsdp = options.parallel.fsdp,
        .reshard_depth = options.parallel.reshard_depth,
        .deferred = deferred(),
-       .count_zeros = options.run.norms});
+       .count_zeros = options.run.norms,
+       .skip_frozen = task_.saves_trained_only});
   if (options.machine.fp8_weights) optimizer_->store_as_masters(nn::fp8_weights(task_.model));
   const bool shards = optimizer_->is_sharded();
   const bool by_part = shards && task_.model.shard_members() & nn::Shard::kBeforeUse;
@@ -391,8 +392,29 @@ distributed::SlicedTensors TrainStep::model_slices() {
   optimizer_->wait();
   distributed::SlicedTensors slices = optimizer_->parameter_slices();
   if (!holds_slices()) optimizer_->restore_values();
-  slices.merge(distributed::model_slices(unsliced_state(), ranks_.mesh(), layout_));
+  StateDict state = unsliced_state();
+  if (task_.saves_trained_only) keep_saved(state, true);
+  slices.merge(distributed::model_slices(state, ranks_.mesh(), layout_));
   return slices;
+}
+
+// Of the model's state: what is in checkpoints, or what is not.
+void TrainStep::keep_saved(StateDict& state, bool saved) const {
+  std::set<std::string> trained;
+  for (const NamedTensor& p : nn::trainable_parameters(task_.model)) trained.insert(p.name);
+  std::erase_if(state, [&](const auto& entry) { return trained.contains(entry.first) != saved; });
+}
+
+// What of the model is in checkpoints, or all the rest.
+void TrainStep::load_only(const distributed::ShardFiles& files, bool saved) {
+  StateDict own = task_.model.state_dict();
+  keep_saved(own, saved);
+  optimizer_->restore_values();
+  StateDict given = distributed::read_model(own, layout_, files);
+  std::erase_if(given, [](const auto& entry) { return nn::is_fp8_state(entry.first); });
+  const nn::LoadReport report = task_.model.load_state_dict(given, false);
+  check(report.unexpected.empty(), "load_state_dict: {} is not part of the model",
+        report.unexpected.empty() ? std::string() : report.unexpected[0]);
 }
 
 // Each rank reads its slices of what it holds in slices, and loads the rest.
@@ -422,11 +444,13 @@ void TrainStep::load_model(const distributed::ShardFiles& model, bool with_fp8_s
 }
 
 // A file of weights may come from a run without delayed scales, or from one with them.
-void TrainStep::load_weights(const distributed::ShardFiles& model) { load_model(model, false); }
+void TrainStep::load_weights(const distributed::ShardFiles& model) {
+  task_.saves_trained_only ? load_only(model, false) : load_model(model, false);
+}
 
 void TrainStep::load(const distributed::ShardFiles& model,
                      const distributed::ShardFiles& optimizer) {
-  load_model(model, true);
+  task_.saves_trained_only ? load_only(model, true) : load_model(model, true);
   optimizer_->load_state(optimizer);
 }
 

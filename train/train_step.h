@@ -96,7 +96,9 @@ class TrainStep {
   std::optional<distributed::DdpOptions::Deferred> deferred();
   bool holds_slices() const;
   StateDict unsliced_state() const;
+  void keep_saved(StateDict& state, bool saved) const;
   void load_model(const distributed::ShardFiles& model, bool with_fp8_state);
+  void load_only(const distributed::ShardFiles& files, bool saved);
   /// The rows on the model's device; on a GPU always in the same memory, which a graph reads.
   data::Batch load_rows(const data::Batch& rows);
   /// Forward, backward, optimizer and routers' biases. The CPU skips the last two if a number is

@@ -91,13 +91,17 @@ void Trainer::restore() {
   if (options_.run.resume) ranks_.on_first([&] { changes = folder_.changes(config_of(options_)); });
   // Also without a checkpoint: --save-every 0 leaves the best weights alone.
   if (options_.run.resume && options_.run.keep_best) best_ = folder_.best_loss();
+  // A checkpoint of trained parameters alone has no others.
+  const bool whole = !task_.saves_trained_only;
+  if (!whole && !options_.run.weights.empty())
+    step_.load_weights(distributed::open_weights(options_.run.weights));
   const std::optional<RunState> saved =
       options_.run.resume ? folder_.restore(step_, task_) : std::nullopt;
   if (saved) {
     state_ = *saved;
     saved_step_ = state_.step;
     loader_->set_state(state_.loader);
-  } else if (!options_.run.weights.empty()) {
+  } else if (whole && !options_.run.weights.empty()) {
     step_.load_weights(distributed::open_weights(options_.run.weights));
   }
   log_.open(folder_.metrics(), options_.run.resume, state_.step);

@@ -140,6 +140,7 @@ void GptOptions::check() const {
               "--seq: must be a multiple of {} with --dtype fp8, got {}", fp8::kMultiple,
               model.seq);
   weft::check(parallel.ep == 1 || model.moe.experts > 0, "--ep: needs --experts");
+  if (lora.rank > 0) check_lora();
   weft::check(!parallel.delay_weight_gradients || model.moe.experts > 0,
               "--delay-weight-gradients: needs --experts");
   const bool tokens_as_fp8 = parallel.ep_dtype == nn::TokenForm::fp8;
@@ -160,6 +161,17 @@ void GptOptions::check() const {
   weft::check(!machine.graph || model.moe.router.capacity_factor > 0,
               "--graph: with --experts needs --capacity, or the host reads how many tokens each "
               "expert got");
+}
+
+void GptOptions::check_lora() const {
+  weft::check(!run.weights.empty(),
+              "--lora-rank: needs the model whose weights are kept; name it with --init");
+  weft::check(!parallel.fsdp, "--lora-rank: does not exist yet with --fsdp; use --zero");
+  weft::check(!machine.is_fp8(), "--lora-rank: needs --dtype f32, bf16, f16 or f64, got fp8");
+  weft::check(parallel.tp_overlap == distributed::Overlap::none || parallel.tp == 1,
+              "--lora-rank: needs --tp-overlap none");
+  weft::check(lora.dropout == 0 || parallel.tp == 1,
+              "--lora-dropout: does not exist yet with --tp, got {}", parallel.tp);
 }
 
 bool GptOptions::counts_balance() const { return !gpt().moe.router.balance.empty(); }

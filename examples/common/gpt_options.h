@@ -7,6 +7,7 @@
 
 #include "weft/examples/common/text_tokenizer.h"
 #include "weft/nn/gpt_config.h"
+#include "weft/nn/lora.h"
 #include "weft/train/command_line.h"
 #include "weft/train/options.h"
 
@@ -84,6 +85,7 @@ struct BalanceOptions {
 struct GptOptions : train::Options {
   DataOptions data;
   nn::GptConfig model = {.vocab = 0};  ///< vocab is 0 until the data is known
+  nn::LoraOptions lora;
   BalanceOptions balance;
   bool dry_run = false;  ///< only a command-line flag
 
@@ -91,11 +93,14 @@ struct GptOptions : train::Options {
   void fields(V& v) {
     data.fields(v);
     model.fields(v);
+    lora.fields(v);
     balance.fields(v);
     train::Options::fields(v);
   }
   /// Throws Error for the first violated rule between settings.
   void check() const;
+
+  void check_lora() const;
 
   /// True if training includes a balance loss.
   bool counts_balance() const;

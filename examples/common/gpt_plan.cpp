@@ -215,7 +215,7 @@ double closed_block(const GptOptions& o) {
   if (c.attention != nn::AttentionKind::mha || c.has_delta() || c.moe.experts > 0 || c.qk_norm ||
       c.attn_gate || c.clip_qkv > 0 || c.rotary_dim > 0 || c.zero_centered_norm ||
       o.parallel.tp_overlap != distributed::Overlap::none || o.machine.is_fp8() ||
-      c.recompute_every != 1 || c.recompute_layers != 0 ||
+      o.lora.rank > 0 || c.recompute_every != 1 || c.recompute_layers != 0 ||
       o.offload.has(train::OffloadWhat::activations))
     return 0;
   const auto dim = static_cast<double>(c.dim), ffn = static_cast<double>(c.ffn_dim()),

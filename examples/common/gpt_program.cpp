@@ -47,6 +47,12 @@ void print_recompute(GptOptions o, int ranks, int rank) {
 void print_plan(const GptOptions& o, const GptData& data, const train::Ranks& ranks) {
   const std::int64_t step = o.batch * o.model.seq;
   print_fact("parameters", grouped(o.gpt().parameter_count()));
+  if (o.lora.rank > 0) {
+    GptTask gpt(o);
+    std::int64_t trained = 0;
+    for (const NamedTensor& p : nn::lora_parameters(gpt.model)) trained += p.tensor.numel();
+    print_fact("trained", message("{} parameters of adapters", grouped(trained)));
+  }
   print_fact("data", message("{} tokens, and {} held out for evaluation", grouped(data.tokens()),
                              grouped(data.held_out_tokens())));
   if (data.bytes_per_token > 0 && data.bytes_per_token != 1)
@@ -112,8 +118,11 @@ int train_gpt(GptOptions options) {
   train::apply(options.machine);
   const GptData data = read_data(options);
   if (!options.dry_run)
-    train::check_least_memory(options, static_cast<double>(options.gpt().parameter_count()),
-                              static_cast<double>(options.model.seq * options.model.dim));
+    // A frozen weight has no gradient.
+    train::check_least_memory(
+        options,
+        static_cast<double>(options.gpt().parameter_count()) * (options.lora.rank > 0 ? 0.5 : 1),
+        static_cast<double>(options.model.seq * options.model.dim));
   const bool resumes = options.run.resume && io::exists(options.out + "/checkpoints");
   if (!options.run.weights.empty() && !resumes)
     check_weights(options.gpt(), distributed::open_weights(options.run.weights));

@@ -14,7 +14,9 @@ namespace {
 
 nn::Gpt make_on_meta(const GptOptions& options) {
   const nn::DeviceScope on_meta(kMeta, options.machine.model_dtype());
-  return nn::Gpt(options.gpt());
+  nn::Gpt model(options.gpt());
+  if (options.lora.rank > 0) nn::add_lora(model, options.lora);
+  return model;
 }
 
 // Rows placed side by side in one row draw the same random numbers as separate rows.
@@ -90,7 +92,9 @@ train::Task GptTask::task() {
     return spread(model, options_, mesh);
   };
   task.bias_rate = options_.balance.bias_rate;
-  task.flops_per_target = model.config.flops_per_token();
+  // Frozen weights need no gradient: another count, which is unknown here.
+  task.saves_trained_only = options_.lora.rank > 0;
+  if (!task.saves_trained_only) task.flops_per_target = model.config.flops_per_token();
   task.unit = "tokens";
   task.loss_unit = train::kNatsPerToken;
   const io::Json config = config_to_json(model.config);
@@ -103,7 +107,13 @@ train::Task GptTask::task() {
     task.files[text->name] = text->content;
   }
   task.state.set("model", config);
-  task.check_state = [config, checksum](const io::Json& state) {
+  const io::Json adapter = options_.lora.rank > 0 ? io::fields_to_json(options_.lora) : io::Json();
+  if (!adapter.is_null()) task.state.set("lora", adapter).set("base", options_.run.weights);
+  task.check_state = [config, checksum, adapter](const io::Json& state) {
+    const io::Json* const lora = state.find("lora");
+    check((lora ? lora->dump() : "null") == adapter.dump(),
+          "--resume: the checkpoint has the adapter {}, this run {}", lora ? lora->dump() : "none",
+          adapter.is_null() ? "none" : adapter.dump());
     const io::Json* const saved = state.find("tokenizer_crc32c");
     check((saved ? saved->as_int() : 0) == checksum,
           "--tokenizer: must be the one in the checkpoint, or its ids mean other text");

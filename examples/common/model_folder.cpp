@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "weft/core/error.h"
+#include "weft/examples/common/adapter.h"
 #include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/folder_json.h"
 #include "weft/examples/common/gpt_task.h"
@@ -25,6 +26,7 @@ ModelFolder open_run(const std::string& path) {
     found = io::find_checkpoint(path);
   check(found.has_value(), "'{}': holds neither a checkpoint nor a config.json", path);
   const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
+  check_whole_model(path, state);
   ModelFolder m{config_from_json(state.at("model")),
                 distributed::ShardFiles(found->shards("model")), open_text_tokenizer(*found, state),
                 ""};
@@ -55,13 +57,18 @@ std::vector<std::int32_t> ids_in(const std::string& file) {
 
 // Tables and caches get the length that is needed, not the model's maximum: that number comes from
 // a file and may be anything.
-nn::Gpt load_model(nn::GptConfig c, const distributed::ShardFiles& files, std::int64_t tokens) {
+nn::Gpt load_model(const nn::GptConfig& config, const distributed::ShardFiles& files,
+                   std::int64_t tokens, const std::string& adapter) {
+  const std::optional<nn::LoraMerger> merger = open_adapter(adapter, config);
+  nn::GptConfig c = config;
   const std::int64_t seq = std::clamp(tokens + c.mtp.depths, c.mtp.depths + 1, c.seq);
   if (c.arch == nn::Arch::llama) c.seq = seq;  // gpt2 has a trained embedding for every position
   nn::Gpt model(c);
   StateDict weights = files.state_dict();
   std::erase_if(weights, [](const auto& entry) { return nn::is_fp8_state(entry.first); });
   model.load_state_dict(weights);
+  if (merger)
+    for (const NamedTensor& p : model.named_parameters()) merger->add_to(p.name, 0, p.tensor);
   model.config.seq = seq;
   model.eval();
   return model;

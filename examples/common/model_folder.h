@@ -25,8 +25,11 @@ ModelFolder open_model_folder(const std::string& path);
 /// The same for a Hugging Face folder only.
 ModelFolder open_hf_model(const std::string& path);
 
-/// The model, for texts of at most `tokens` tokens, which may be more than it can take.
-nn::Gpt load_model(nn::GptConfig config, const distributed::ShardFiles& files, std::int64_t tokens);
+/// The model, for texts of at most `tokens` tokens, which may be more than it can take; with the
+/// adapter in a folder, if one is named.
+/// Throws Error as open_adapter().
+nn::Gpt load_model(const nn::GptConfig& config, const distributed::ShardFiles& files,
+                   std::int64_t tokens, const std::string& adapter = {});
 
 /// Throws Error (Fault::user) on a token that a model with a vocabulary of `vocab` does not have.
 void check_tokens(std::span<const std::int32_t> tokens, std::int64_t vocab);

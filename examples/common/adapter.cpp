@@ -1,0 +1,66 @@
+#include "weft/examples/common/adapter.h"
+
+#include <utility>
+
+#include "weft/core/error.h"
+#include "weft/distributed/peft_folder.h"
+#include "weft/distributed/shard_files.h"
+#include "weft/examples/common/gpt_task.h"
+#include "weft/io/checkpoint.h"
+#include "weft/io/file.h"
+#include "weft/io/json_fields.h"
+#include "weft/nn/gpt.h"
+
+namespace weft::examples {
+namespace {
+
+std::optional<io::Checkpoint> checkpoint_in(const std::string& path) {
+  if (io::exists(path + "/state.json")) return io::open_checkpoint(path);
+  return io::find_checkpoint(path);
+}
+
+}  // namespace
+
+std::optional<AdapterRun> find_adapter_run(const std::string& path) {
+  const std::optional<io::Checkpoint> found = checkpoint_in(path);
+  if (!found) return std::nullopt;
+  const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
+  const io::Json* const lora = state.find("lora");
+  if (!lora) return std::nullopt;
+  AdapterRun run{config_from_json(state.at("model")), {}, state.at("base").as_string()};
+  io::fields_from_json(*lora, "state.json", run.weights.options);
+  run.weights.tensors = distributed::ShardFiles(found->shards("model")).state_dict();
+  return run;
+}
+
+void check_whole_model(const std::string& path, const io::Json& state) {
+  const io::Json* const base = state.find("base");
+  if (state.find("lora") && base)
+    throw Error(
+        message("'{}': holds an adapter of the model '{}'; name that model, and this "
+                "folder with --adapter",
+                path, base->as_string()));
+}
+
+nn::LoraWeights read_adapter(const std::string& path, const nn::GptConfig& config) {
+  if (distributed::is_peft_folder(path))
+    return distributed::read_peft_folder(path, nn::hf_family_of(config), config);
+  check(io::is_directory(path), "--adapter: '{}' is not a folder", path);
+  std::optional<AdapterRun> run;
+  try {
+    run = find_adapter_run(path);
+  } catch (const Error& e) {
+    throw Error(e.what(), Fault::user);
+  }
+  check(run.has_value(),
+        "--adapter: '{}' holds neither an adapter_config.json nor a run with --lora-rank", path);
+  return std::move(run->weights);
+}
+
+std::optional<nn::LoraMerger> open_adapter(const std::string& path, const nn::GptConfig& config) {
+  if (path.empty()) return std::nullopt;
+  const nn::DeviceScope on_meta(kMeta);
+  return nn::LoraMerger(nn::Gpt(config), read_adapter(path, config));
+}
+
+}  // namespace weft::examples

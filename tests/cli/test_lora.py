@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Adapters: trained on a model, used beside it, as PEFT folders, merged into it, and refused."""
+import json
+import pathlib
+
+from support import main, refused, run, text, train
+
+LLAMA = pathlib.Path(__file__).parent.parent / "fixtures/hf/llama"
+PEFT = pathlib.Path(__file__).parent.parent / "fixtures/peft/llama"
+
+
+def from_run_to_peft_and_into_the_model(folder):
+    done = train("--init", LLAMA, "--data", text(folder), "--seq", 32, "--batch", 4, "--steps", 3, "--lr", 0.1,
+                 "--lora-rank", 2, "--lora-targets", "q,v", "--out", f"{folder}/run")
+    assert "672 parameters of adapters" in " ".join(done.stdout.split()), done.stdout
+    train("--from", f"{folder}/run", "--to", f"{folder}/peft", program="convert")
+    config = json.loads((pathlib.Path(folder) / "peft/adapter_config.json").read_text())
+    assert config["target_modules"] == ["q_proj", "v_proj"] and config["lora_alpha"] == 4, config
+    assert config["base_model_name_or_path"] == str(LLAMA), config
+    train("--from", LLAMA, "--adapter", f"{folder}/peft", "--to", f"{folder}/merged", program="convert")
+    greedy = ["--prompt", "go", "--tokens", 20, "--temperature", 0]
+    out = [train("--model", LLAMA, *more, *greedy, program="generate").stdout
+           for more in ([], ["--adapter", f"{folder}/run"], ["--adapter", f"{folder}/peft"])]
+    assert out[0] != out[1] == out[2], out
+    assert train("--model", f"{folder}/merged", *greedy, program="generate").stdout != out[0]
+    info = train(f"{folder}/run", program="info").stdout
+    assert "lora_rank" in info and str(LLAMA) in info, info
+    score = ["--data", text(folder, 100), "--seq", 32]
+    losses = [train("--model", LLAMA, *more, *score, program="evaluate").stdout
+              for more in ([], ["--adapter", PEFT])]
+    assert losses[0] != losses[1], losses
+
+
+def wrong_use(folder):
+    data = ["--data", text(folder), "--seq", 32, "--steps", 1, "--out", f"{folder}/out"]
+    for words, parts in ((["--lora-rank", 2], ["--lora-rank", "--init"]),
+                         (["--init", LLAMA, "--lora-targets", "q"], ["--lora-targets", "lora-rank"]),
+                         (["--init", LLAMA, "--lora-rank", 2, "--lora-targets", "x"], ["\"x\"", "q, up, v"]),
+                         (["--init", LLAMA, "--lora-rank", 2, "--fsdp", "--ranks", 2], ["--lora-rank", "--zero"])):
+        refused(run("train_gpt", *data, *words), 2, *parts)
+    refused(run("generate", "--model", LLAMA, "--adapter", folder), 2, "--adapter", folder)
+    refused(run("generate", "--model", LLAMA.parent / "gpt2", "--adapter", PEFT), 2, "gpt2")
+
+
+if __name__ == "__main__":
+    main([from_run_to_peft_and_into_the_model, wrong_use])
