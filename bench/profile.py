@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KINDS = [
     ("waiting for other threads", r"ThreadPool|__atomic_spin|__atomic_wait|sched_yield"),
     ("products by oneDNN", r"^jit |libdnnl|library_product|omp_"),
-    ("in-tree products: attention, narrow linear layers", r"product_|block_product|gemm_bias|SmallGemm"),
+    ("in-tree products: attention, narrow linear layers", r"product_|_product|gemm_bias|SmallGemm"),
     ("attention beside its products", r"transpose|softmax_step|probabilities|scores_bwd|row_dot|"
                                       r"row_scale|Forward<|BackwardPass|attention"),
     ("layer norm, with the residual sum", r"Norm<|norm"),

@@ -89,8 +89,7 @@ if(WEFT_EXAMPLES)
       set_tests_properties(cli_${case} PROPERTIES
         ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:train_gpt>;PYTHONDONTWRITEBYTECODE=1")
     endforeach()
-    set_tests_properties(cli_gpu PROPERTIES COST 50)
-    set_tests_properties(cli_gpu_ranks PROPERTIES PROCESSORS 2)
+    set_tests_properties(cli_gpu cli_gpu_ranks PROPERTIES COST 50)
   endif()
 endif()
 

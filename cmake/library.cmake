@@ -69,9 +69,9 @@ set(weft_loops ${weft_sources})
 list(FILTER weft_loops INCLUDE REGEX "/core/cpu/[a-z_]*.cpp$|/distributed/sum_ranks.cpp$")
 list(REMOVE_ITEM weft_sources ${weft_loops})
 # Code that runs a few times per step and layer, or once, is compiled for fast compilation: all but
-# the tape, the ops and most of the core. -Og compiles it in 0.7 of the time of -O1, and makes GCC 12
-# see uninitialised members in optionals and variants that it analyses correctly with -O1. With a
-# sanitizer -O0 compiles it in 0.45 of the time of -O1, and few tests spend their time in it.
+# the tape, the ops that users call on a few elements and most of the core. -Og compiles it in 0.7 of
+# the time of -O1, and makes GCC 12 see uninitialised members in optionals and variants that it
+# analyses correctly with -O1. With a sanitizer -O0 compiles it in 0.45 of the time of -O1, and few tests spend their time in it.
 if(WEFT_SANITIZE STREQUAL "")
   set(weft_cold_options $<$<CONFIG:Release>:-Og>
     $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-Wno-maybe-uninitialized>)
@@ -81,7 +81,10 @@ endif()
 set(weft_cold_sources ${weft_sources})
 list(FILTER weft_cold_sources INCLUDE REGEX "/(data|distributed|io|nn|optim|train)/[a-z0-9_]*.cpp$\
 |/core/(cgroup|cuda_graph|energy|fields|memory_trace|message_object|offload_memory|print|profile\
-|profile_table|state_dict).cpp$|/autograd/(gradcheck|tape_print).cpp$")
+|profile_table|state_dict).cpp$\
+|/autograd/(attention|causal_conv1d|cross_entropy|delayed_gradients|discard|expert_capacity|fp8[a-z_]*\
+|gated_delta[a-z_]*|gradcheck|grouped_linear|linear_cross_entropy|mlp|offload|recompute|recurrent|router[a-z_]*\
+|save_watch|scaled_activation|sinkhorn|sort|tape_print|token_permute).cpp$")
 list(REMOVE_ITEM weft_sources ${weft_cold_sources})
 
 # Properties shared by the objects and the library.

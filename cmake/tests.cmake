@@ -199,7 +199,7 @@ if(WEFT_EXAMPLES)
       COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
     set_tests_properties(cli_${case} PROPERTIES ENVIRONMENT
       "WEFT_BIN=$<TARGET_FILE_DIR:train_gpt>;WEFT_SANITIZE=${WEFT_SANITIZE};PYTHONDONTWRITEBYTECODE=1${without_mpi}"
-      PROCESSORS 2)
+      COST 20)
   endforeach()
 endif()
 
@@ -269,8 +269,8 @@ if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
   # With few processors, parallel tests would make a rank look lost.
   set_tests_properties(${weft_mpi_tests} PROPERTIES PROCESSORS 2 LABELS mpi)
   if(TEST cli_rank_faults)
-    # It waits for minutes, computes for seconds and has no tight limits: run it in parallel, and
-    # first.
+    # They wait longer than they compute and have no tight limits: in parallel, and first.
+    set_tests_properties(cli_mpi_ranks cli_rank_errors PROPERTIES PROCESSORS 1 COST 20)
     set_tests_properties(cli_rank_faults PROPERTIES PROCESSORS 1 COST 100)
   endif()
   if(WEFT_SANITIZE)  # MPI's own leaks
@@ -283,9 +283,11 @@ if(WEFT_EXAMPLES AND NOT WEFT_SANITIZE)
   foreach(case tcp launch)
     add_test(NAME cli_${case}
       COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
-    set_tests_properties(cli_${case} PROPERTIES PROCESSORS 2 ENVIRONMENT
+    set_tests_properties(cli_${case} PROPERTIES ENVIRONMENT
       "WEFT_BIN=$<TARGET_FILE_DIR:weft_launch>;PYTHONDONTWRITEBYTECODE=1")
   endforeach()
+  set_tests_properties(cli_tcp PROPERTIES PROCESSORS 2)  # its ranks have seconds to answer
+  set_tests_properties(cli_launch PROPERTIES COST 20)
 endif()
 
 # xtensor is an independent oracle for array arithmetic; it compiles slowly, so one file includes

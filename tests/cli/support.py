@@ -1,4 +1,5 @@
 """Shared by the command line tests: a small text, running a program, comparing runs."""
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -89,14 +90,19 @@ def interrupt(program, out, data, *args, sent=signal.SIGINT):
     assert checkpoint_bytes(out, metrics(out)[-1]["step"])
 
 
-def main(cases):
-    failed = 0
-    for case in cases:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                case(folder)
-            except Exception as e:  # a test runner reports every error and continues
-                failed += 1
-                print(f"FAILED {case.__name__}: {type(e).__name__}: {e}")
-    print(f"{len(cases) - failed} of {len(cases)} cases passed")
-    sys.exit(failed != 0)
+def failure(case):
+    """None, or why a case failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            case(folder)
+        except Exception as e:  # a test runner reports every error and continues
+            return f"FAILED {case.__name__}: {type(e).__name__}: {e}"
+    return None
+
+
+def main(cases, at_once=1):
+    """`at_once`: how many cases run side by side; for cases that wait for deadlines most of their time."""
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        failures = [said for said in pool.map(failure, cases) if said]
+    print(*failures, f"{len(cases) - len(failures)} of {len(cases)} cases passed", sep="\n")
+    sys.exit(bool(failures))

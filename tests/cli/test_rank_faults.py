@@ -19,7 +19,7 @@ def start(folder, out, ranks, *args, program="train_gpt", env=None):
                             errors="replace", start_new_session=True, env={**os.environ, **(env or {})})
 
 
-def wait_for_steps(out, steps, seconds=60):
+def wait_for_steps(out, steps, seconds=200):
     log = pathlib.Path(out) / "metrics.jsonl"
     deadline = time.time() + seconds
     while not (log.exists() and log.read_bytes().count(b"\n") >= steps):
