@@ -35,9 +35,12 @@ std::vector<std::int64_t> interleaved(std::int64_t rows, std::int64_t head) {
 Tensor read_rows(const ShardFiles& files, const nn::GgufPlace& place,
                  const nn::GgufPlace::Part& part, std::int64_t begin, std::int64_t rows) {
   const std::int64_t columns = place.shape.back(), first = part.first + begin * columns;
-  const Tensor out = Tensor::empty({rows, columns}, files.dtype(part.parameter));
+  const Shape stored = place.transposed ? Shape{columns, rows} : Shape{rows, columns};
+  const Tensor out = Tensor::empty(stored, files.dtype(part.parameter));
   files.read_into(part.parameter, {{part.whole, {}}, first, first + rows * columns},
                   out.view({rows * columns}));
+  if (place.transposed) return out.transpose(0, 1).contiguous();
+  if (!place.rows.empty()) return move_rows(out, place.rows, true);
   return place.head > 0 ? move_rows(out, interleaved(rows, place.head), true) : out;
 }
 
@@ -57,8 +60,9 @@ io::GgufTensor tensor_of(const ShardFiles& files, const nn::GgufPlace& place,
   const std::int64_t rows =
       place.shape.numel() / columns / static_cast<std::int64_t>(place.parts.size());
   const std::int64_t unit = std::max<std::int64_t>(place.head, 1);
+  const bool whole = columns == 1 || place.transposed || !place.rows.empty();
   const std::int64_t step =
-      columns == 1 ? rows : std::max(options.piece / columns / unit, std::int64_t{1}) * unit;
+      whole ? rows : std::max(options.piece / columns / unit, std::int64_t{1}) * unit;
   for (const nn::GgufPlace::Part& part : place.parts)
     for (std::int64_t begin = 0; begin < rows; begin += step)
       t.pieces.emplace_back([&files, rows_of, part, begin, n = std::min(step, rows - begin)] {

@@ -27,72 +27,8 @@ constexpr Known kKnown[] = {{.type = "gpt2", .architecture = "gpt2", .biased_out
                             {.type = "qwen3", .architecture = "qwen3"},
                             {.type = "qwen2_moe", .architecture = "qwen2moe", .untied = true},
                             {.type = "qwen3_moe", .architecture = "qwen3moe"},
-                            {.type = "olmoe", .architecture = "olmoe", .untied = true}};
-
-/// The end of a Hugging Face name below its block, and that of GGUF.
-struct Name {
-  const char *theirs, *ours;
-};
-constexpr Name kBlockNames[] = {{"input_layernorm", "attn_norm"},
-                                {"post_attention_layernorm", "ffn_norm"},
-                                {"self_attn.q_proj", "attn_q"},
-                                {"self_attn.k_proj", "attn_k"},
-                                {"self_attn.v_proj", "attn_v"},
-                                {"self_attn.o_proj", "attn_output"},
-                                {"self_attn.q_norm", "attn_q_norm"},
-                                {"self_attn.k_norm", "attn_k_norm"},
-                                {"mlp.gate_proj", "ffn_gate"},
-                                {"mlp.up_proj", "ffn_up"},
-                                {"mlp.down_proj", "ffn_down"},
-                                {"mlp.gate", "ffn_gate_inp"},
-                                {"mlp.shared_expert_gate", "ffn_gate_inp_shexp"},
-                                {"mlp.shared_expert.gate_proj", "ffn_gate_shexp"},
-                                {"mlp.shared_expert.up_proj", "ffn_up_shexp"},
-                                {"mlp.shared_expert.down_proj", "ffn_down_shexp"},
-                                {"block_sparse_moe.gate", "ffn_gate_inp"},
-                                {"ln_1", "attn_norm"},
-                                {"ln_2", "ffn_norm"},
-                                {"attn.c_attn", "attn_qkv"},
-                                {"attn.c_proj", "attn_output"},
-                                {"mlp.c_fc", "ffn_up"},
-                                {"mlp.c_proj", "ffn_down"}};
-constexpr Name kExpertNames[] = {{"gate_proj", "ffn_gate_exps"}, {"up_proj", "ffn_up_exps"},
-                                 {"down_proj", "ffn_down_exps"}, {"w1", "ffn_gate_exps"},
-                                 {"w3", "ffn_up_exps"},          {"w2", "ffn_down_exps"}};
-constexpr Name kEndNames[] = {{"model.embed_tokens", "token_embd"},
-                              {"model.norm", "output_norm"},
-                              {"lm_head", "output"},
-                              {"transformer.wte", "token_embd"},
-                              {"transformer.wpe", "position_embd"},
-                              {"transformer.ln_f", "output_norm"}};
-
-template <std::size_t N>
-const char* find(const Name (&names)[N], std::string_view theirs) {
-  const auto* const found =
-      std::find_if(names, names + N, [&](const Name& n) { return theirs == n.theirs; });
-  return found == names + N ? nullptr : found->ours;
-}
-
-// "blk.3.attn_q.weight" for "model.layers.3.self_attn.q_proj.weight"; one name for all experts.
-std::string gguf_name(const std::string& theirs) {
-  const std::size_t dot = theirs.rfind('.');
-  const std::string stem = theirs.substr(0, dot), end = theirs.substr(dot);
-  if (const char* const found = find(kEndNames, stem)) return found + end;
-  for (const std::string_view prefix : {"model.layers.", "transformer.h."}) {
-    if (!stem.starts_with(prefix)) continue;
-    const std::size_t point = stem.find('.', prefix.size());
-    const std::string block = stem.substr(prefix.size(), point - prefix.size());
-    const std::string_view rest = std::string_view(stem).substr(point + 1);
-    constexpr std::string_view kExperts = ".experts.";
-    const std::size_t experts = rest.find(kExperts);
-    const char* const found =
-        experts == rest.npos
-            ? find(kBlockNames, rest)
-            : find(kExpertNames, rest.substr(rest.find('.', experts + kExperts.size()) + 1));
-    if (found) return "blk." + block + "." + found + end;
-  }
-  throw Error(message("gguf: the tensor {} has no name in llama.cpp", theirs));
-}
+                            {.type = "olmoe", .architecture = "olmoe", .untied = true},
+                            {.type = "deepseek_v3", .architecture = "deepseek2"}};
 
 const Known& known(std::string_view type) {
   const auto* const found = std::find_if(std::begin(kKnown), std::end(kKnown),
@@ -104,12 +40,28 @@ const Known& known(std::string_view type) {
   return *found;
 }
 
+void check_experts(const Known& k, const GptConfig& c) {
+  const auto need = [&](bool holds, const char* rule) {
+    check(holds, "gguf: llama.cpp's {} {}", k.architecture, rule);
+  };
+  const std::string_view type = k.type;
+  if (type == "deepseek_v3") return need(c.moe.shared_ffn > 0, "needs a shared expert");
+  const bool normalises = type == "mixtral" || type == "qwen3_moe";
+  for (std::int64_t i = 0; i < c.layers; ++i)
+    need(c.has_experts(i), "has experts in all layers: this model has MLPs in some");
+  need(c.moe.router.route.pre_softmax != normalises,
+       normalises ? "divides the chosen probabilities by their sum (norm_topk_prob true)"
+                  : "does not divide the chosen probabilities by their sum (norm_topk_prob false)");
+  need(type != "olmoe" || c.kv_head_count() == c.heads,
+       "needs as many heads of keys as of queries");
+  need(type != "qwen2_moe" || c.moe.shared_ffn > 0, "needs a shared expert");
+}
+
 /// Refuses what llama.cpp would compute otherwise without a word.
 void check_computed(const Known& k, const GptConfig& c) {
   const auto need = [&](bool holds, const char* rule) {
     check(holds, "gguf: llama.cpp's {} {}", k.architecture, rule);
   };
-  need(c.mtp.depths == 0, "has no MTP layers here; convert a model without them");
   if (c.arch == Arch::gpt2) return need(c.gelu == Gelu::tanh, "has GELU by tanh only");
   need(c.clip_qkv == 0, "does not clamp queries, keys and values (clip_qkv)");
   need(k.biased_output || c.biases() != AttentionBias::all,
@@ -118,20 +70,16 @@ void check_computed(const Known& k, const GptConfig& c) {
   const RopeScaling& s = c.rope_scaling;
   using Kind = RopeScaling::Kind;
   need(s.kind != Kind::llama3 || k.llama3_rope, "has no rope scaling of type llama3");
-  need(s.kind != Kind::yarn || (s.attention == 0 && s.mscale == 0 && s.mscale_all == 0 &&
-                                s.beta_fast == 32 && s.beta_slow == 1),
-       "has yarn with beta_fast 32, beta_slow 1 and its own attention_factor only");
-  if (c.moe.experts == 0) return;
-  const bool is_llama = std::string_view(k.type) == "mixtral";
-  const bool normalises = is_llama || std::string_view(k.type) == "qwen3_moe";
-  for (std::int64_t i = 0; i < c.layers; ++i)
-    need(c.has_experts(i), "has experts in all layers: this model has MLPs in some");
-  need(c.moe.router.route.pre_softmax != normalises,
-       normalises ? "divides the chosen probabilities by their sum (norm_topk_prob true)"
-                  : "does not divide the chosen probabilities by their sum (norm_topk_prob false)");
-  const bool is_olmoe = std::string_view(k.type) == "olmoe";
-  need(!is_olmoe || c.kv_head_count() == c.heads, "needs as many heads of keys as of queries");
-  need(std::string_view(k.type) != "qwen2_moe" || c.moe.shared_ffn > 0, "needs a shared expert");
+  const bool usual = s.attention == 0 && s.beta_fast == 32 && s.beta_slow == 1;
+  const bool latent = c.attention == AttentionKind::mla;
+  // Of latent attention it takes both factors for equal.
+  const bool factors = latent ? s.mscale == s.mscale_all : s.mscale == 0 && s.mscale_all == 0;
+  need(s.kind != Kind::yarn || (usual && factors),
+       latent ? "has yarn with beta_fast 32, beta_slow 1, and mscale equal to mscale_all_dim only"
+              : "has yarn with beta_fast 32, beta_slow 1 and its own attention_factor only");
+  need(!latent || c.mla.q_lora > 0, "needs queries of low rank (q_lora_rank)");
+  need(s.kind != Kind::yarn || !latent || s.mscale != 0, "has yarn with mscale_all_dim only");
+  if (c.moe.experts > 0) check_experts(k, c);
 }
 
 // llama.cpp sees all tokens before; within the window that is the same.
@@ -142,18 +90,19 @@ std::int64_t context_of(const GptConfig& c) {
   return most;
 }
 
-void add_rope(const GptConfig& c, const std::string& arch, GgufModel& out) {
+void add_rope(const GptConfig& c, std::int64_t rotated, GgufModel& out) {
+  const std::string& arch = out.architecture;
   const auto put = [&](const char* key, io::GgufValue v) {
     out.metadata.emplace_back(arch + ".rope." + key, std::move(v));
   };
-  put("dimension_count", static_cast<std::uint32_t>(c.rotated()));
+  put("dimension_count", static_cast<std::uint32_t>(rotated));
   put("freq_base", static_cast<float>(c.rope_theta));
   const RopeScaling& s = c.rope_scaling;
   using Kind = RopeScaling::Kind;
   if (s.kind == Kind::none) return;
   if (s.kind == Kind::llama3) {
-    const std::vector<double> plain = rope_frequencies(c.rotated(), c.rope_theta),
-                              scaled = rope_frequencies(c.rotated(), c.rope_theta, s);
+    const std::vector<double> plain = rope_frequencies(rotated, c.rope_theta),
+                              scaled = rope_frequencies(rotated, c.rope_theta, s);
     for (std::size_t i = 0; i < plain.size(); ++i)
       out.rope_factors.push_back(static_cast<float>(plain[i] / scaled[i]));
     return;
@@ -162,6 +111,33 @@ void add_rope(const GptConfig& c, const std::string& arch, GgufModel& out) {
   put("scaling.factor", static_cast<float>(s.factor));
   if (s.kind == Kind::yarn)
     put("scaling.original_context_length", static_cast<std::uint32_t>(s.original));
+  if (s.mscale_all != 0) put("scaling.yarn_log_multiplier", static_cast<float>(0.1 * s.mscale_all));
+}
+
+// Latent attention as that of one head of keys, whose values are the latent itself.
+void add_latent_metadata(const GptConfig& c, GgufModel& out) {
+  const auto size = [&](const char* key, std::int64_t v) {
+    out.metadata.emplace_back(out.architecture + "." + key, static_cast<std::uint32_t>(v));
+  };
+  const MlaOptions m = c.mla_options();
+  const RouterOptions& route = c.moe.router.route;
+  size("attention.head_count_kv", 1);
+  size("attention.key_length", m.kv_lora + m.rope);
+  size("attention.value_length", m.kv_lora);
+  size("attention.key_length_mla", m.nope + m.rope);
+  size("attention.value_length_mla", m.v_head);
+  if (m.q_lora > 0) size("attention.q_lora_rank", m.q_lora);
+  size("attention.kv_lora_rank", m.kv_lora);
+  add_rope(c, m.rope, out);
+  size("leading_dense_block_count", c.dense_layers);
+  size("expert_shared_count", c.moe.shared_ffn / c.expert_ffn_dim());
+  size("expert_gating_func", 2);  // sigmoid
+  out.metadata.emplace_back(out.architecture + ".expert_weights_scale",
+                            static_cast<float>(route.scaling));
+  out.metadata.emplace_back(out.architecture + ".expert_weights_norm", route.normalise);
+  if (route.groups <= 1) return;
+  size("expert_group_count", route.groups);
+  size("expert_group_used_count", route.group_topk);
 }
 
 void add_metadata(const GptConfig& c, GgufModel& out) {
@@ -181,17 +157,20 @@ void add_metadata(const GptConfig& c, GgufModel& out) {
   out.metadata.emplace_back(
       arch + (is_gpt2 ? ".attention.layer_norm_epsilon" : ".attention.layer_norm_rms_epsilon"),
       static_cast<float>(c.norm_eps));
-  if (!is_gpt2) {
+  const bool latent = c.attention == AttentionKind::mla;
+  if (latent) {
+    add_latent_metadata(c, out);
+  } else if (!is_gpt2) {
     size("attention.head_count_kv", c.kv_head_count());
     size("attention.key_length", c.head_dim());
     size("attention.value_length", c.head_dim());
-    add_rope(c, arch, out);
+    add_rope(c, c.rotated(), out);
   }
   if (c.moe.experts == 0) return;
   size("expert_count", c.moe.experts);
   size("expert_used_count", c.moe.router.route.topk);
   if (!of_experts) size("expert_feed_forward_length", c.expert_ffn_dim());
-  if (c.moe.shared_ffn > 0) size("expert_shared_feed_forward_length", c.moe.shared_ffn);
+  if (c.moe.shared_ffn > 0 && !latent) size("expert_shared_feed_forward_length", c.moe.shared_ffn);
 }
 
 bool is_narrow(const std::string& name, const Shape& shape) {
@@ -199,9 +178,30 @@ bool is_narrow(const std::string& name, const Shape& shape) {
          name.find("ffn_gate_inp") == name.npos && !name.starts_with("position_embd");
 }
 
+// The up-projection of the latent, head by head keys and then values: two tensors, of which that of
+// keys maps the other way.
+void add_latent_parts(const GptConfig& c, const GgufPlace& both, GgufModel& out) {
+  const MlaOptions m = c.mla_options();
+  const std::string block = both.name.substr(0, both.name.find("attn_kv_b"));
+  GgufPlace keys{block + "attn_k_b.weight", {c.heads, m.kv_lora, m.nope}, {}},
+      values{block + "attn_v_b.weight", {c.heads, m.v_head, m.kv_lora}, {}};
+  keys.transposed = true;
+  for (std::int64_t h = 0; h < c.heads; ++h) {
+    GgufPlace::Part part = both.parts[0];
+    part.first = h * (m.nope + m.v_head) * m.kv_lora;
+    keys.parts.push_back(part);
+    part.first += m.nope * m.kv_lora;
+    values.parts.push_back(part);
+  }
+  out.tensors.push_back(std::move(keys));
+  out.tensors.push_back(std::move(values));
+}
+
 }  // namespace
 
-GgufModel gguf_model(const GptConfig& config, std::string_view type) {
+GgufModel gguf_model(const GptConfig& given, std::string_view type) {
+  GptConfig config = given;
+  config.mtp = {};
   if (!type.empty()) known(type);  // the clearer error
   const HfFamily& family = hf_family_of(config, type);
   const Known& k = known(family.type);
@@ -226,7 +226,12 @@ GgufModel gguf_model(const GptConfig& config, std::string_view type) {
     if (name.find("_exps.") != name.npos) place.shape.insert(0, 1);
     const bool turned = name.find(".attn_q.") != name.npos || name.find(".attn_k.") != name.npos;
     if (k.interleaved && turned) place.head = c.head_dim();
+    place.rows = t.rows;
     place.narrow = is_narrow(name, place.shape);
+    if (name.ends_with(".attn_kv_b.weight")) {
+      add_latent_parts(c, place, out);
+      continue;
+    }
     out.tensors.push_back(std::move(place));
   }
   return out;

@@ -19,6 +19,9 @@ struct GgufPlace {
   std::string name;
   Shape shape;              ///< rows first; of all parts, one after the other
   std::vector<Part> parts;  ///< of equal size: one, or one for each expert
+  /// Row i is row rows[i] of its only part; empty: in the same order.
+  std::vector<std::int64_t> rows = {};
+  bool transposed = false;  ///< the parts are stored as (columns, rows)
   /// Rows of a head, which stand in another order: of its two halves in turn; 0: in the same order.
   std::int64_t head = 0;
   /// The type may be narrower than f32: llama.cpp wants norms, biases and routers in f32.
@@ -33,10 +36,14 @@ struct GgufModel {
   std::vector<float> rope_factors;  ///< of the tensor rope_freqs.weight; empty: there is none
 };
 
-/// The description of a model, of the Hugging Face family `type`; empty: the first that holds it.
-/// Throws Error on a family that llama.cpp does not know or Weft cannot write, with the list of
-/// those that it can, and on what llama.cpp computes otherwise.
-/// Source: src/models and conversion of github.com/ggml-org/llama.cpp.
+/// The name of a tensor in GGUF files by that in Hugging Face folders; that of all experts' for a
+/// tensor of an expert. Throws Error if it has none.
+std::string gguf_name(const std::string& theirs);
+
+/// The description of a model without its MTP layers, of the Hugging Face family `type`; empty: the
+/// first that holds it. Throws Error on a family that llama.cpp does not know or Weft cannot write,
+/// with the list of those that it can, and on what llama.cpp computes otherwise. Source: src/models
+/// and conversion of github.com/ggml-org/llama.cpp.
 GgufModel gguf_model(const GptConfig& config, std::string_view type = {});
 
 }  // namespace weft::nn

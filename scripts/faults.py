@@ -146,6 +146,7 @@ FAULTS = [
     ("gguf_halves_not_interleaved", "distributed/gguf_file.cpp", "i % head / 2 + i % 2 * (head / 2)", "i % head", "gguf"),
     ("gguf_first_expert_again", "nn/gguf.cpp", "stacked.parts.push_back(part);", "stacked.parts.push_back(stacked.parts[0]);", "gguf"),
     ("gguf_block_truncates", "io/gguf_write.cpp", "std::round(v * scale)", "std::trunc(v * scale)", "gguf"),
+    ("gguf_values_of_keys", "nn/gguf.cpp", "part.first += m.nope * m.kv_lora;", "part.first += m.kv_lora;", "gguf"),
     ("gguf_tensors_may_overlap", "io/gguf_read.cpp", "order[i - 1]->begin + order[i - 1]->bytes <= order[i]->begin", "true", "gguf_read"),
     ("gguf_merges_of_any_cut", "tokenizer/vocabulary.cpp", "if (end - i > 1) parts =", "if (false) parts =", "vocabulary"),
     ("hf_normed_rope_not_applied", "nn/attention.cpp", "if (width >= x.dim(3)) return turn(x);",

@@ -27,12 +27,17 @@ from safetensors.torch import load_file
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests/fixtures"
 ARCHITECTURES = {"gpt2": "gpt2", "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2",
-                 "qwen3": "qwen3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe"}
+                 "qwen3": "qwen3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe",
+                 "deepseek_v3": "deepseek2"}
 TYPES = {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16,
          "bf16": gguf.GGMLQuantizationType.BF16, "q8_0": gguf.GGMLQuantizationType.Q8_0}
 # What llama.cpp assumes of these families; the fixtures in tests/fixtures/hf differ.
 VARIANTS = {"qwen2_moe": dict(mlp_only_layers=[]), "qwen3_moe": dict(mlp_only_layers=[]),
             "olmoe": dict(clip_qkv=None, num_key_value_heads=6)}
+# Beside those of hf_oracle.py.
+MORE = {"deepseek_v3": [dict(rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32,
+                                               mscale=1.0, mscale_all_dim=1.0)),
+                        dict(rope_scaling=None, norm_topk_prob=False)]}
 
 
 def turned(w, heads):
@@ -60,10 +65,18 @@ def expected_tensors(folder):
             stem = f"{m[1].replace('block_sparse_moe', 'mlp')}.{stacked}"
             experts.setdefault(stem, {})[int(m[2])] = w
             continue
+        if name.endswith("kv_b_proj.weight"):
+            nope = config["qk_nope_head_dim"]
+            w = w.reshape(config["num_attention_heads"], nope + config["v_head_dim"], -1)
+            for part, values in (("k_b", w[:, :nope].swapaxes(1, 2)), ("v_b", w[:, nope:])):
+                out[names.get_name(name.replace("kv_b", part), try_suffixes=(".weight",))] = values
+            continue
         if name.endswith("shared_expert_gate.weight"):
             w = w.reshape(-1)
         if name == "lm_head.weight" and config.get("tie_word_embeddings", family == "gpt2"):
             continue
+        if name.endswith("e_score_correction_bias"):
+            name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         out[names.get_name(name, try_suffixes=(".weight", ".bias"))] = w
     for stem, by_index in experts.items():
         w = np.stack([by_index[i] for i in range(len(by_index))])
@@ -173,10 +186,10 @@ def convert(build, folder, to, kind="f32"):
                    stdout=subprocess.DEVNULL)
 
 
-def models(build, work, Llama):
+def models(build, work, Llama, families):
     import hf_oracle
-    for family in ARCHITECTURES:
-        for i, settings in enumerate([{}] + hf_oracle.FAMILIES[family][2]):
+    for family in families:
+        for i, settings in enumerate([{}] + hf_oracle.FAMILIES[family][2] + MORE.get(family, [])):
             settings = hf_oracle.FAMILIES[family][1] | settings | VARIANTS.get(family, {})
             folder = work / f"{family}-{i}"
             hf_oracle.write_folder(folder, family, settings, 7 + i)
@@ -247,6 +260,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--tokenizers", action="store_true", help="with --oracle: only these")
+    parser.add_argument("--only", nargs="*", choices=ARCHITECTURES, help="with --oracle: these families")
     parser.add_argument("--oracle", metavar="BUILD", type=pathlib.Path)
     args = parser.parse_args()
     if args.write:
@@ -254,7 +268,7 @@ def main():
     elif args.oracle:
         with tempfile.TemporaryDirectory() as name:
             if not args.tokenizers:
-                models(args.oracle, pathlib.Path(name), llama_cpp())
+                models(args.oracle, pathlib.Path(name), llama_cpp(), args.only or ARCHITECTURES)
             tokenizers(args.oracle, pathlib.Path(name), llama_cpp())
     else:
         parser.error("--write or --oracle")

@@ -76,8 +76,8 @@ def gguf_files(folder):
     refused(run("convert", "--from", FIXTURES / "llama", "--to", f"{folder}/z", "--gguf-type", "f32"), 2, "--gguf-type")
     refused(run("convert", "--from", FIXTURES / "llama", "--to", f"{folder}/z.gguf", "--gguf-type", "q4"), 2,
             "--gguf-type", "f32, f16, bf16, q8_0")
-    refused(run("convert", "--from", FIXTURES / "deepseek_v3", "--to", f"{folder}/z.gguf"), 2, "deepseek_v3",
-            "qwen3_moe")
+    refused(run("convert", "--from", FIXTURES / "qwen3_next", "--to", f"{folder}/z.gguf"), 2, "qwen3_next", "qwen3_moe")
+    refused(run("convert", "--from", FIXTURES / "deepseek_v3", "--to", f"{folder}/z.gguf"), 2, "mscale_all_dim")
 
 
 def wrong_folders(folder):

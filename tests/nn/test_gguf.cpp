@@ -144,6 +144,39 @@ TEST_CASE("gguf: experts, shared experts and heads stand where llama.cpp looks f
   CHECK(number(file, "qwen2moe.context_length") == 32);
 }
 
+TEST_CASE("gguf: latent attention has keys and values apart, and pairs for rope") {
+  nn::GptConfig c = tiny();
+  c.kv_heads = 0, c.norm_eps = 1e-6, c.attention = nn::AttentionKind::mla;
+  c.mla.q_lora = 6, c.mla.kv_lora = 8, c.mla.nope = 4, c.mla.rope = 4, c.mla.v_head = 3;
+  c.moe.experts = 4, c.moe.ffn = 6, c.moe.shared_ffn = 12, c.dense_layers = 1;
+  c.moe.router.route.topk = 2, c.moe.router.route.score = RouterScore::sigmoid;
+  c.moe.router.expert_bias = true, c.mtp.depths = 1;
+  const nn::Gpt model(c);
+  const test::TempFolder out;
+  io::save_safetensors(out / "m.safetensors", model.state_dict());
+  GgufSaveOptions options;
+  options.type = GgufType::f32;
+  distributed::save_gguf(out / "m.gguf", c,
+                         distributed::ShardFiles(std::vector<std::string>{out / "m.safetensors"}),
+                         options);
+  const GgufFile file = GgufFile::open(out / "m.gguf");
+  const StateDict w = model.state_dict();
+  const Tensor up = w.at("blocks.1.mla.kv_up.weight").view({3, 7, 8});
+  CHECK(floats(file, "blk.1.attn_k_b.weight") == values(up.narrow(1, 0, 4).transpose(1, 2)));
+  CHECK(floats(file, "blk.1.attn_v_b.weight") == values(up.narrow(1, 4, 3)));
+  const Tensor down = w.at("blocks.0.mla.kv_down.weight");
+  const std::vector<float> rows = floats(file, "blk.0.attn_kv_a_mqa.weight");
+  for (const auto& [theirs, ours] : {std::pair(7, 7), {8, 8}, {9, 10}, {10, 9}, {11, 11}})
+    CHECK(std::vector<float>(rows.begin() + theirs * 12, rows.begin() + (theirs + 1) * 12) ==
+          values(down.narrow(0, ours, 1)));
+  CHECK(floats(file, "blk.1.exp_probs_b.bias") == values(w.at("blocks.1.moe.router.expert_bias")));
+  CHECK(number(file, "deepseek2.attention.key_length") == 12);
+  CHECK(number(file, "deepseek2.attention.head_count_kv") == 1);
+  CHECK(number(file, "deepseek2.expert_shared_count") == 2);
+  CHECK(number(file, "deepseek2.leading_dense_block_count") == 1);
+  for (const GgufFile::Info& t : file.tensors()) CHECK(!t.name.starts_with("blk.2"));
+}
+
 TEST_CASE("gguf: the context ends where a window would begin to matter") {
   nn::GptConfig c = tiny();
   c.window = 7;
@@ -177,10 +210,9 @@ TEST_CASE("gguf: what llama.cpp computes otherwise is refused") {
   c.gelu = Gelu::erf;
   refuse(c, "gpt2", "gguf: llama.cpp's gpt2 has GELU by tanh only");
   c = tiny();
-  c.attention = nn::AttentionKind::mla;
-  refuse(c, "deepseek_v3",
-         "gguf: the family deepseek_v3 is not supported; supported: gpt2, llama, mistral, mixtral, "
-         "qwen2, qwen3, qwen2_moe, qwen3_moe, olmoe");
+  refuse(c, "qwen3_next",
+         "gguf: the family qwen3_next is not supported; supported: gpt2, llama, mistral, mixtral, "
+         "qwen2, qwen3, qwen2_moe, qwen3_moe, olmoe, deepseek_v3");
 }
 
 TEST_CASE("gguf: a value that is not finite has no block") {
