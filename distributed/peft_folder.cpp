@@ -15,7 +15,7 @@
 namespace weft::distributed {
 namespace {
 
-constexpr const char* kConfig = "/adapter_config.json";
+constexpr const char* kAdapterConfig = "/adapter_config.json";
 constexpr const char* kTensors = "/adapter_model.safetensors";
 constexpr const char* kPickle = "/adapter_model.bin";
 constexpr std::string_view kRoot = "base_model.model.", kA = ".lora_A.weight",
@@ -145,9 +145,11 @@ void check_targets(const io::Json& json, const std::vector<Module>& modules,
 
 nn::LoraWeights read_checked(const std::string& path, const nn::HfFamily& family,
                              const nn::GptConfig& config) {
-  check(io::file_size(path + kConfig) <= kMostConfigBytes, "'{}{}': is too large", path, kConfig);
-  const io::Json json = io::Json::parse(io::read_file(path + kConfig), path + kConfig);
-  check(json.is_object(), "'{}{}': must be a JSON object", path, kConfig);
+  check(io::file_size(path + kAdapterConfig) <= kMostConfigBytes, "'{}{}': is too large", path,
+        kAdapterConfig);
+  const io::Json json =
+      io::Json::parse(io::read_file(path + kAdapterConfig), path + kAdapterConfig);
+  check(json.is_object(), "'{}{}': must be a JSON object", path, kAdapterConfig);
   nn::LoraWeights out{read_options(json), {}};
   const std::vector<Module> modules = modules_of(family, config);
   std::map<std::string, Pair> pairs = read_pairs(path);
@@ -216,7 +218,7 @@ io::Json config_of(const nn::LoraOptions& o, const std::vector<std::string>& tar
 
 }  // namespace
 
-bool is_peft_folder(const std::string& path) { return io::exists(path + kConfig); }
+bool is_peft_folder(const std::string& path) { return io::exists(path + kAdapterConfig); }
 
 nn::LoraWeights read_peft_folder(const std::string& path, const nn::HfFamily& family,
                                  const nn::GptConfig& config) {
@@ -251,7 +253,7 @@ void save_peft_folder(const std::string& path, const nn::HfFamily& family,
   io::make_directories(path);
   io::save_safetensors(path + kTensors, tensors, {{"format", "pt"}});
   io::write_file(
-      path + kConfig,
+      path + kAdapterConfig,
       config_of(weights.options, target_words(family, config, adapted), transposed, base).dump() +
           "\n");
 }

@@ -13,10 +13,10 @@
 namespace weft::tokenizer {
 namespace {
 
-using Kind = BpeParts::TokenKind;
-using Step = NormalStep::Kind;
+using TokenKind = BpeParts::TokenKind;
+using NormalKind = NormalStep::Kind;
 
-constexpr const char* kSpace = "\u2581";
+constexpr const char* kWordStart = "\u2581";
 
 std::string in_byte_alphabet(std::string_view bytes) {
   std::string out;
@@ -38,7 +38,7 @@ struct Cut {
 bool merges_reach_all(const BpeParts& p) {
   std::vector<std::int32_t> symbols;
   for (const auto& [bytes, id] : p.ids) {
-    if (p.kinds[static_cast<std::size_t>(id)] == Kind::special) continue;
+    if (p.kinds[static_cast<std::size_t>(id)] == TokenKind::special) continue;
     symbols.clear();
     for (const char c : bytes) symbols.push_back(p.bytes[static_cast<unsigned char>(c)]);
     p.merges.apply(symbols);
@@ -140,11 +140,11 @@ class Tokens {
 void add_bytes(const BpeParts& p, Vocabulary& out, Tokens& tokens) {
   out.model = "gpt2";
   for (const NormalStep& s : p.normal)
-    if (s.kind != Step::nfc) refuse("a normalizer other than NFC before a byte-level model");
+    if (s.kind != NormalKind::nfc) refuse("a normalizer other than NFC before a byte-level model");
   if (!p.pre_split.empty()) refuse("a space that is added before the text");
   out.pre = cut_of(p);
   for (std::size_t i = 0; i < p.text.size(); ++i)
-    if (p.kinds[i] != Kind::absent)
+    if (p.kinds[i] != TokenKind::absent)
       tokens.set(static_cast<std::int64_t>(i), p.text[i], TokenType::user_defined);
   for (const auto& [bytes, id] : p.ids) tokens.set(id, in_byte_alphabet(bytes), TokenType::normal);
   out.merges = merges_of(p);
@@ -155,9 +155,9 @@ void check_spaces(const BpeParts& p, Vocabulary& out) {
   steps.insert(steps.end(), p.pre_split.begin(), p.pre_split.end());
   bool replaces = false;
   for (const NormalStep& s : steps) {
-    const bool marks = s.kind == Step::replace && s.from == " " && s.to == kSpace;
+    const bool marks = s.kind == NormalKind::replace && s.from == " " && s.to == kWordStart;
     const bool prefixes =
-        (s.kind == Step::prepend || s.kind == Step::first_of_all) && s.to == kSpace;
+        (s.kind == NormalKind::prepend || s.kind == NormalKind::first_of_all) && s.to == kWordStart;
     if (!marks && !prefixes) refuse("this normalizer before a model of characters");
     replaces = replaces || marks;
     out.space_prefix = out.space_prefix || prefixes;
@@ -183,7 +183,7 @@ void add_characters(const BpeParts& p, Vocabulary& out, Tokens& tokens) {
   }
   out.scores.resize(out.tokens.size());
   for (std::size_t i = 0; i < p.text.size(); ++i)
-    if (p.kinds[i] != Kind::absent)
+    if (p.kinds[i] != TokenKind::absent)
       tokens.set(static_cast<std::int64_t>(i), p.text[i], TokenType::user_defined);
   for (const auto& [text, id] : p.ids) tokens.set(id, text, TokenType::normal);
   for (std::size_t b = 0; b < 256; ++b) {
