@@ -18,7 +18,7 @@
 namespace weft::bench {
 namespace {
 
-constexpr std::int64_t kWidth = 1536, kClasses = 16, kBatch = 128, kSaveEvery = 10, kSteps = 30;
+constexpr std::int64_t kWidth = 1536, kClasses = 16, kBatch = 512, kSaveEvery = 10, kSteps = 30;
 constexpr int kRuns = 5;
 
 struct Classifier : nn::Module {

@@ -88,8 +88,7 @@ void write_whole(int fd, const void* data, std::size_t bytes, const std::string&
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {
     check_system(!stop.stop_requested(), "write: '{}' is no longer needed", path);
-    // One call writes at most 2 GiB; smaller pieces also keep signals from waiting long.
-    const ssize_t done = write_some(fd, next, std::min(bytes, std::size_t{1} << 26));
+    const ssize_t done = write_some(fd, next, bytes);
     if (done < 0 && errno == EINTR) continue;
     if (done < 0) FileError::raise("write", "write", path);
     next += done;
@@ -185,9 +184,14 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::write(const void* data, std::size_t bytes) {
-  write_whole(fd_, data, bytes, path_, stop_);
-  summary_.bytes += static_cast<std::int64_t>(bytes);
-  summary_.crc32c = crc32c(data, bytes, summary_.crc32c);
+  constexpr std::size_t kPiece = 1 << 20;  // in the cache when its checksum is computed
+  const char* next = static_cast<const char*>(data);
+  for (std::size_t piece; bytes > 0; next += piece, bytes -= piece) {
+    piece = std::min(bytes, kPiece);
+    write_whole(fd_, next, piece, path_, stop_);
+    summary_.bytes += static_cast<std::int64_t>(piece);
+    summary_.crc32c = crc32c(next, piece, summary_.crc32c);
+  }
 }
 
 FileSummary AtomicFile::commit() {
