@@ -236,13 +236,15 @@ class GgufFile::Reader {
     require(axes <= kMostAxes, "tensor {} must have at most {} axes, got {}", json_quote(t.name),
             kMostAxes, std::int64_t{axes});
     Shape dims = Shape::filled(static_cast<int>(axes), 0);
-    std::int64_t rows = 1;
+    std::int64_t rows = 1, product = 1;
     bool fits = true;
     for (int i = dims.size() - 1; i >= 0; --i) {
       const auto n = in_.number<std::int64_t>();
       fits = fits && n >= 0;
       dims[i] = n;
-      if (i + 1 < dims.size()) fits = fits && !__builtin_mul_overflow(rows, n, &rows);
+      // An empty axis does not excuse an overflow of the others.
+      if (n != 0) fits = fits && !__builtin_mul_overflow(product, n, &product);
+      if (i + 1 < dims.size()) rows = fits ? rows * n : 0;
     }
     t.type = in_.number<std::uint32_t>();
     require(tensor_type(t.type) != nullptr, "tensor {} has {}, which is not known",

@@ -104,6 +104,8 @@ TEST_CASE("gguf: hostile headers") {
            "tensor \"t\" must have rows of whole blocks and a size below 2^63 bytes");
   f.refuse(header(1, 0) + tensor("t", {1ULL << 32, 1ULL << 31}, 0, 0),
            "tensor \"t\" must have rows of whole blocks and a size below 2^63 bytes");
+  f.refuse(header(1, 0) + tensor("t", {5, 0, 1ULL << 40, 1ULL << 40}, 0, 0),
+           "tensor \"t\" must have rows of whole blocks and a size below 2^63 bytes");
   f.refuse(header(1, 0) + tensor("t", {8}, 0, 1),
            "tensor \"t\" must begin at a multiple of 32, got 1");
   f.refuse(header(1, 0) + tensor("t", {8}, 0, 32), "tensor \"t\" ends outside of the file", 32);
