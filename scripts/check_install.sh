@@ -16,7 +16,7 @@ if [ "${1:-}" = --subproject ]; then
   # precompiled headers and large unity files would hide.
   cmake -S examples/consumer -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Debug \
     -DCMAKE_CXX_FLAGS_DEBUG=-O0 -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DCMAKE_UNITY_BUILD=ON \
-    -DCMAKE_UNITY_BUILD_BATCH_SIZE=4 -DWEFT_SOURCE="$root" -DWEFT_CUDA=OFF
+    -DCMAKE_UNITY_BUILD_BATCH_SIZE=8 -DWEFT_SOURCE="$root" -DWEFT_CUDA=OFF
   cmake --build "$work/build" -j "$(nproc)"
   "$work/build/consumer"
   "$work/build/tokens"
