@@ -10,22 +10,24 @@
 namespace weft::bench {
 
 /// Prints the best GFLOP/s by the in-tree product and by oneDNN, the ratio of their times (the
-/// median of pairs), and the share of the multiply-add peak that the in-tree product reaches. The
-/// engines and the peak alternate. `model`: one of kStepModels, or all.
-/// Throws Error for another name, and in a build without oneDNN.
+/// median of pairs), the share of the multiply-add peak that the in-tree product reaches, and which
+/// of the two a layer uses. The engines and the peak alternate. `model`: one of kStepModels, or
+/// all. Throws Error for another name, and in a build without oneDNN.
 inline void product_table(Report& report, const std::string& model) {
   constexpr std::array kEngines = {"weft", "onednn"};
   constexpr double kSecondsEach = 0.3;
   const cpu::FmaLoop loop = cpu::fma_loop();
-  const bool own = cpu::gemm_engine() != cpu::ProductEngine::library;
-  std::printf("%s is chosen\n%-46s %8s %8s %6s %6s\n", kEngines[own ? 0 : 1], "GFLOP/s",
-              kEngines[0], kEngines[1], "ratio", "peak");
+  const char* const engine = kEngines[cpu::gemm_engine() == cpu::ProductEngine::library ? 1 : 0];
+  std::printf("%-50s %8s %8s %6s %6s %7s\n", "GFLOP/s", kEngines[0], kEngines[1], "ratio", "peak",
+              "chosen");
   bool found = false;
   for (const StepModel& m : kStepModels) {
     if (model != "all" && model != m.name) continue;
     found = true;
     double seconds[2] = {}, flops = 0;
     for (const StepProduct& p : step_products(m)) {
+      cpu::set_gemm_engine(engine);
+      const char* const chosen = kEngines[p.in_tree() ? 0 : 1];
       const auto run = p.prepared();
       double best[2] = {1e9, 1e9}, taken[2] = {}, peak = 0;
       std::vector<double> ratios;
@@ -44,8 +46,8 @@ inline void product_table(Report& report, const std::string& model) {
       }
       const double ratio = median(ratios);
       const std::string name = message("{}: {} {} x {} x {}", m.name, p.name, p.m, p.n, p.k);
-      std::printf("%-46s %8.1f %8.1f %6.2f %6.2f\n", name.c_str(), p.flops() / best[0] * 1e-9,
-                  p.flops() / best[1] * 1e-9, ratio, p.flops() / best[0] / peak);
+      std::printf("%-50s %8.1f %8.1f %6.2f %6.2f %7s\n", name.c_str(), p.flops() / best[0] * 1e-9,
+                  p.flops() / best[1] * 1e-9, ratio, p.flops() / best[0] / peak, chosen);
       std::fflush(stdout);
       for (std::size_t e : {0, 1}) {
         report.add(message("{}, {}", name, kEngines[e]), p.flops() / best[e] * 1e-9, "GFLOP/s");
@@ -54,7 +56,7 @@ inline void product_table(Report& report, const std::string& model) {
       report.add(name + ", peak", peak * 1e-9, "GFLOP/s");
       flops += p.flops() * static_cast<double>(p.count);
     }
-    std::printf("%-46s %8.1f %8.1f %6.2f\n", message("{}: all of a step", m.name).c_str(),
+    std::printf("%-50s %8.1f %8.1f %6.2f\n", message("{}: all of a step", m.name).c_str(),
                 flops / seconds[0] * 1e-9, flops / seconds[1] * 1e-9, seconds[1] / seconds[0]);
   }
   check(found, "--products: must be all or a model for the CPU, got {}", model);
