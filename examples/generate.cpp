@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -37,7 +38,7 @@ using namespace weft;
 struct Options {
   std::string checkpoint, model, adapter, tokenizer, export_to, prompts;
   std::vector<std::string> prompt = {"\n"}, stop;
-  std::int64_t tokens = 300, seed = 1, top_k = 0, threads = 0;
+  std::int64_t tokens = 300, batch = 8, seed = 1, top_k = 0, threads = 0;
   double temperature = 0.8, top_p = 0.95;
   bool ignore_end = false, speculative = false, print_config = false, dry_run = false;
 };
@@ -48,6 +49,7 @@ void check_values(const Options& o) {
   for (const std::string& s : o.stop) check(!s.empty(), "--stop: must not be empty");
   check(o.tokens >= 1, "--tokens: must be at least 1, got {}", o.tokens);
   check(o.tokens <= INT32_MAX, "--tokens: must be at most {}, got {}", INT32_MAX, o.tokens);
+  check(o.batch >= 1 && o.batch <= 4096, "--batch: must be in [1, 4096], got {}", o.batch);
   check(o.temperature >= 0 && std::isfinite(o.temperature),
         "--temperature: must be at least 0, got {}", o.temperature);
   check(o.top_k >= 0, "--topk: must be at least 0, got {}", o.top_k);
@@ -106,14 +108,14 @@ std::string to_toml(const Options& o) {
       "checkpoint = {}\nmodel = {}\nadapter = {}\ntokenizer = {}\nexport = {}\nprompt = "
       "{}\nprompts = {}\n"
       "stop = {}\nignore-end = {}\ntokens = "
-      "{}\ntemperature = "
+      "{}\nbatch = {}\ntemperature = "
       "{}\ntopk = {}\ntopp = "
       "{}\n"
       "seed = {}\nthreads = {}\nspeculative = {}\n",
       toml_value(o.checkpoint), toml_value(o.model), toml_value(o.adapter), toml_value(o.tokenizer),
       toml_value(o.export_to), toml_value(o.prompt), toml_value(o.prompts), toml_value(o.stop),
-      toml_value(o.ignore_end), o.tokens, o.temperature, o.top_k, o.top_p, o.seed, o.threads,
-      toml_value(o.speculative));
+      toml_value(o.ignore_end), o.tokens, o.batch, o.temperature, o.top_k, o.top_p, o.seed,
+      o.threads, toml_value(o.speculative));
 }
 
 nn::SamplingOptions sampling(const Options& o, const tokenizer::Tokenizer& t) {
@@ -123,16 +125,60 @@ nn::SamplingOptions sampling(const Options& o, const tokenizer::Tokenizer& t) {
           .allows = [&t](std::int64_t token) { return t.has(token); }};
 }
 
-void one_by_one(const nn::Gpt& model, std::span<const std::int32_t> prompt, const Options& o,
-                const nn::SamplingOptions& sampling, examples::Printer& printer) {
-  examples::Continuation text(model);
-  text.append(prompt);
-  for (std::int64_t i = 0; i < o.tokens; ++i) {
-    const std::int32_t token =
-        text.next(sampling, static_cast<std::uint64_t>(o.seed), static_cast<std::uint64_t>(i));
-    if (!printer.print({&token, 1})) return;
+/// Texts that share passes through the model: up to --batch of them. One that has ended makes room
+/// for the next prompt. Their output stands in the order of the prompts.
+class TextsTogether {
+ public:
+  TextsTogether(const nn::Gpt& model, const Options& o, const nn::SamplingOptions& sampling,
+                const std::function<std::unique_ptr<examples::Printer>(std::size_t)>& begin)
+      : model_(model), options_(o), sampling_(sampling), begin_(begin) {}
+
+  void run(const std::vector<std::vector<std::int32_t>>& prompts) {
+    while (!rows_.empty() || next_ < prompts.size()) {
+      for (; std::ssize(rows_) < options_.batch && next_ < prompts.size(); ++next_) add(prompts);
+      step();
+    }
   }
-}
+
+ private:
+  struct Row {
+    examples::Continuation text;
+    examples::Printer* printer;
+    std::int64_t drawn = 0;
+  };
+
+  void add(const std::vector<std::vector<std::int32_t>>& prompts) {
+    printers_.push_back(begin_(next_));
+    rows_.push_back(std::make_unique<Row>(examples::Continuation(model_), printers_.back().get()));
+    rows_.back()->text.append(prompts[next_]);
+    if (next_ == shown_) printers_.back()->show();
+  }
+
+  void step() {
+    std::vector<examples::Continuation::Turn> turns;
+    for (const auto& row : rows_)
+      turns.push_back({&row->text, static_cast<std::uint64_t>(row->drawn)});
+    const std::vector<std::int32_t> tokens = examples::Continuation::next_of(
+        turns, sampling_, static_cast<std::uint64_t>(options_.seed));
+    for (std::size_t k = 0; k < tokens.size(); ++k) {
+      Row& row = *rows_[k];
+      ++row.drawn;
+      if (!row.printer->print({&tokens[k], 1}) || row.drawn == options_.tokens)
+        row.printer->finish();
+    }
+    std::erase_if(rows_, [](const auto& row) { return row->printer->has_finished(); });
+    while (shown_ < printers_.size() && printers_[shown_]->has_finished())
+      if (++shown_ < printers_.size()) printers_[shown_]->show();
+  }
+
+  const nn::Gpt& model_;
+  const Options& options_;
+  const nn::SamplingOptions& sampling_;
+  std::function<std::unique_ptr<examples::Printer>(std::size_t)> begin_;
+  std::vector<std::unique_ptr<Row>> rows_;
+  std::vector<std::unique_ptr<examples::Printer>> printers_;  // of the prompts so far
+  std::size_t next_ = 0, shown_ = 0;                          // prompts
+};
 
 nn::Speculator::Stats several_a_pass(nn::Speculator& speculator,
                                      std::span<const std::int32_t> prompt, const Options& o,
@@ -220,21 +266,22 @@ void generate(const Options& o) {
   std::optional<nn::Speculator> speculator;  // made before anything is printed: it checks the model
   const nn::SamplingOptions choice = sampling(o, *text);
   if (o.speculative) speculator.emplace(model, choice, static_cast<std::uint64_t>(o.seed));
-  for (std::size_t i = 0; i < prompts.texts.size(); ++i) {
+  // A printer that has the prompt, and an empty line before all but the first one.
+  const auto begin = [&](std::size_t i) {
     const std::string& prompt = prompts.texts[i];
-    const std::vector<std::int32_t>& tokens = prompts.tokens[i];
-    if (i > 0) examples::put_text("\n");
-    examples::Printer printer(*text, tokens, ends);
+    auto printer = std::make_unique<examples::Printer>(*text, prompts.tokens[i], ends, false);
+    if (i > 0) printer->emit("\n");
     // The stream holds the bytes of an incomplete character, and prints them with the rest of it.
-    examples::put_text(
+    printer->emit(
         std::string_view(prompt).substr(0, prompt.size() - tokenizer::incomplete_utf8(prompt)));
-    if (!speculator) {
-      one_by_one(model, tokens, o, choice, printer);
-      printer.finish();
-      continue;
-    }
-    const nn::Speculator::Stats stats = several_a_pass(*speculator, tokens, o, printer);
-    printer.finish();
+    return printer;
+  };
+  if (!speculator) return TextsTogether(model, o, choice, begin).run(prompts.tokens);
+  for (std::size_t i = 0; i < prompts.texts.size(); ++i) {
+    const std::unique_ptr<examples::Printer> printer = begin(i);
+    printer->show();
+    const nn::Speculator::Stats stats = several_a_pass(*speculator, prompts.tokens[i], o, *printer);
+    printer->finish();
     print_stats(stats);
   }
 }
@@ -259,6 +306,7 @@ int main(int argc, char** argv) try {
   line.add("--stop", o.stop, "text before which the result ends; several: the first that comes");
   line.add("--ignore-end", o.ignore_end, "go on after a token that ends a text");
   line.add("--tokens", o.tokens, "most tokens to add");
+  line.add("--batch", o.batch, "texts that share passes through the model");
   line.add("--temperature", o.temperature, "0: always the likeliest");
   line.add("--topk", o.top_k, "choose among this many; 0: all");
   line.add("--topp", o.top_p, "choose among the likeliest with this probability together");

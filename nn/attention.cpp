@@ -9,6 +9,7 @@
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
+#include "weft/nn/each_row.h"
 
 namespace weft::nn {
 namespace {
@@ -72,16 +73,23 @@ Tensor Attention::clipped(const Tensor& x) const {
 
 Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const {
   check(x.ndim() == 3, "attention: x must have shape (batch, tokens, dim), got {}", x.shape());
+  if (context.packing && !context.part) context.packing.check_row(x);
+  if (context.rows.empty()) return mixed(qkv(x), context, proj);
+  // The products are of all rows at once.
+  return proj(each_row(qkv(x), context, [this](const Tensor& row, const TokenContext& own) {
+    return mixed(row, own, [](const Tensor& heads) { return heads; });
+  }));
+}
+
+template <class F>
+Tensor Attention::mixed(Tensor projected, const TokenContext& context, const F& project) const {
   const Packing& packing = context.packing;
   const RotaryTable* const rotary = context.rotary;
   KvCache* const cache = context.cache;
   const std::optional<TokenPart>& part = context.part;
-  if (packing) {
-    if (!part) packing.check_row(x);
-    check(!cache, "attention: a packed row cannot go with a cache");
-  }
-  const std::int64_t batch = part ? part->sequences : x.dim(0);
-  const std::int64_t tokens = part ? part->tokens : x.dim(1);
+  check(!packing || !cache, "attention: a packed row cannot go with a cache");
+  const std::int64_t batch = part ? part->sequences : projected.dim(0);
+  const std::int64_t tokens = part ? part->tokens : projected.dim(1);
   const std::int64_t heads = this->heads(), kv_heads = this->kv_heads();
 
   weft::AttentionOptions how;
@@ -101,10 +109,11 @@ Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const
   }
   const Shape out{batch, tokens, heads * head_dim};
   Tensor gate;
-  const auto project = [&](const Tensor& y) {
-    return proj((gate.defined() ? mul(y, sigmoid(gate)) : y).view(out));
+  const auto finish = [&](const Tensor& y) {
+    return project((gate.defined() ? mul(y, sigmoid(gate)) : y).view(out));
   };
-  Tensor packed = qkv(x).view({batch, tokens, qkv.weight.dim(0) / head_dim, head_dim});
+  Tensor packed = projected.view({batch, tokens, qkv.weight.dim(0) / head_dim, head_dim});
+  projected = {};
   const bool whole_heads = !rotary || 2 * rotary->cos.dim(1) == head_dim;
   if (!q_norm && !cache && !options.gate && whole_heads) {
     // One packed array, forward and backward.
@@ -117,7 +126,7 @@ Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const
         [heads, kv_heads, how](const TensorList& in) {
           return attention_packed(in[0], heads, kv_heads, how);
         },
-        project);
+        finish);
   }
   // One split, not three slices: its backward writes the three gradients into one tensor.
   TensorList parts = split(packed, {heads * (options.gate ? 2 : 1), kv_heads, kv_heads}, 2);
@@ -144,7 +153,7 @@ Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const
   }
   return use_discarded(
       options.recompute, {q, k, v},
-      [how](const TensorList& in) { return attention(in[0], in[1], in[2], how); }, project);
+      [how](const TensorList& in) { return attention(in[0], in[1], in[2], how); }, finish);
 }
 
 void Attention::visit(Visitor& v) {

@@ -54,6 +54,9 @@ struct Attention : Mixer {
   }
 
  private:
+  /// What operator() does with qkv(x); `project` is applied to the heads' values (B, T, H*D).
+  template <class F>
+  Tensor mixed(Tensor projected, const TokenContext& context, const F& project) const;
   Tensor normed(const std::optional<Norm>& norm, const Tensor& heads) const;
   Tensor clipped(const Tensor& x) const;
 };

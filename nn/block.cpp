@@ -90,7 +90,7 @@ Stream run_blocks(std::span<const Block> blocks, Stream x, TokenContext context,
                   const std::function<void(const Module&)>& before_use) {
   OffloadLayers offload(std::ssize(blocks));
   for (const Block& block : blocks) {
-    if (has(block.recompute, Recompute::full) && !context.cache) {
+    if (has(block.recompute, Recompute::full) && !context.has_cache()) {
       const TensorList in{x.residual, x.delta};
       const Tensor aux = x.aux;
       x = {};

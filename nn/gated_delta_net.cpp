@@ -9,6 +9,7 @@
 #include "weft/autograd/swiglu.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
+#include "weft/nn/each_row.h"
 
 namespace weft::nn {
 namespace {
@@ -49,6 +50,10 @@ GatedDeltaNet::GatedDeltaNet(std::int64_t dim, const GatedDeltaNetOptions& o)
 Tensor GatedDeltaNet::operator()(const Tensor& x, const TokenContext& context) const {
   check(x.ndim() == 3, "gated_delta_net: x must have shape (batch, tokens, dim), got {}",
         x.shape());
+  if (!context.rows.empty())
+    return each_row(x, context, [this](const Tensor& row, const TokenContext& own) {
+      return (*this)(row, own);
+    });
   const Packing& packing = context.packing;
   KvCache* const cache = context.cache;
   if (packing) {

@@ -16,6 +16,12 @@ const GptConfig& checked(const GptConfig& config) {
   return config;
 }
 
+void check_new_tokens(const Tensor& ids) {
+  check(ids.ndim() == 2 && ids.dim(1) > 0,
+        "gpt: decode needs ids of shape (batch, tokens) with at least 1 token, got {}",
+        ids.shape());
+}
+
 }  // namespace
 
 Gpt::Gpt(const GptConfig& c)
@@ -73,8 +79,7 @@ Tensor Gpt::embed_tokens(const Tensor& ids, const TokenContext& context, std::in
   return drop(shard && shard->enter ? shard->enter(x) : x, context.part);
 }
 
-Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const {
-  const TokenContext context = context_of(ids, packing, cache);
+Trunk Gpt::run(const Tensor& ids, const TokenContext& context) const {
   Stream x =
       run_blocks(blocks, {embed_tokens(ids, context), {}, {}}, context, shard_of(*this).before_use);
   about_to_use(norm);
@@ -88,11 +93,11 @@ Trunk Gpt::run(const Tensor& ids, const Packing& packing, KvCache* cache) const 
 }
 
 Trunk Gpt::trunk(const Tensor& ids, const Packing& packing) const {
-  return run(ids, packing, nullptr);
+  return run(ids, context_of(ids, packing, nullptr));
 }
 
 Tensor Gpt::hidden(const Tensor& ids, const Packing& packing) const {
-  Trunk t = run(ids, packing, nullptr);
+  Trunk t = run(ids, context_of(ids, packing, nullptr));
   check(!t.aux.defined(),
         "gpt: hidden() would lose what the routers add to the loss; use losses() or trunk()");
   return std::move(t.hidden);
@@ -126,19 +131,37 @@ Tensor Gpt::operator()(const Tensor& ids, const Packing& packing) const {
 }
 
 Tensor Gpt::extend(const Tensor& ids, KvCache& cache) const {
-  check(ids.ndim() == 2 && ids.dim(1) > 0,
-        "gpt: decode needs ids of shape (batch, tokens) with at least 1 token, got {}",
-        ids.shape());
+  check_new_tokens(ids);
   const NoGradGuard off;
-  const Tensor h = run(ids, {}, &cache).hidden;
+  const Tensor h = run(ids, context_of(ids, {}, &cache)).hidden;
   cache.advance(ids.dim(1));
   return h;
 }
 
-Tensor Gpt::decode(const Tensor& ids, KvCache& cache) const {
-  const Tensor h = extend(ids, cache);
+Tensor Gpt::extend(const Tensor& ids, std::span<KvCache* const> rows) const {
+  check_new_tokens(ids);
+  check(std::ssize(rows) == ids.dim(0), "gpt: each of the {} rows needs a cache, got {}",
+        ids.dim(0), rows.size());
+  check(shard_of(*this).tokens.ranks == 1, "gpt: rows with caches need a model on one rank");
+  const NoGradGuard off;
+  TokenContext context = context_of(ids, {}, nullptr);
+  context.rows = rows;
+  const Tensor h = run(ids, context).hidden;
+  for (KvCache* const cache : rows) cache->advance(ids.dim(1));
+  return h;
+}
+
+Tensor Gpt::logits_of_last(const Tensor& h) const {
   const NoGradGuard off;
   return head(h.select(1, h.dim(1) - 1));
+}
+
+Tensor Gpt::decode(const Tensor& ids, KvCache& cache) const {
+  return logits_of_last(extend(ids, cache));
+}
+
+Tensor Gpt::decode(const Tensor& ids, std::span<KvCache* const> rows) const {
+  return logits_of_last(extend(ids, rows));
 }
 
 std::string Gpt::describe() const {

@@ -1,4 +1,5 @@
 #pragma once
+#include <span>
 #include <string>
 #include <vector>
 
@@ -52,9 +53,14 @@ struct Gpt : Module {
   /// hidden() of new tokens, which follow those in the cache and are appended to it: ids (B, T)
   /// with any T >= 1  ->  (B, T, dim).
   Tensor extend(const Tensor& ids, KvCache& cache) const;
+  /// The same for rows of different lengths: row i of ids (B, T) follows the tokens in *rows[i], a
+  /// cache of one row. The products with weights are of all rows at once, but for those of latent
+  /// attention and gated delta nets.
+  Tensor extend(const Tensor& ids, std::span<KvCache* const> rows) const;
   /// Logits for new tokens, which follow those in the cache and are appended to it: ids (B, T) with
   /// any T >= 1 (a prompt is one call)  ->  logits of the last token, (B, vocab).
   Tensor decode(const Tensor& ids, KvCache& cache) const;
+  Tensor decode(const Tensor& ids, std::span<KvCache* const> rows) const;
 
   void visit(Visitor& v) override;
   std::string describe() const override;
@@ -68,7 +74,8 @@ struct Gpt : Module {
  private:
   TokenContext context_of(const Tensor& ids, const Packing& packing, KvCache* cache) const;
   Tensor embed_tokens(const Tensor& ids, const TokenContext& context, std::int64_t ahead = 0) const;
-  Trunk run(const Tensor& ids, const Packing& packing, KvCache* cache) const;
+  Trunk run(const Tensor& ids, const TokenContext& context) const;
+  Tensor logits_of_last(const Tensor& h) const;
   void about_to_use(const Module& part) const {
     if (shard && shard->before_use) shard->before_use(part);
   }

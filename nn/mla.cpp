@@ -9,6 +9,7 @@
 #include "weft/core/error.h"
 #include "weft/core/random.h"
 #include "weft/nn/attention.h"
+#include "weft/nn/each_row.h"
 
 namespace weft::nn {
 namespace {
@@ -46,6 +47,10 @@ const fp8::LayerState* Mla::fp8_reader() const {
 
 Tensor Mla::operator()(const Tensor& given, const TokenContext& context) const {
   check(given.ndim() == 3, "mla: x must have shape (batch, tokens, dim), got {}", given.shape());
+  if (!context.rows.empty())
+    return each_row(given, context, [this](const Tensor& row, const TokenContext& own) {
+      return (*this)(row, own);
+    });
   check(context.rotary != nullptr, "block: multi-head latent attention needs a rotary table");
   const RotaryTable& rotary = *context.rotary;
   const Packing& packing = context.packing;

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "weft/nn/packing.h"
 
@@ -28,6 +29,9 @@ struct TokenContext {
   const RotaryTable* rotary = nullptr;  ///< null: queries and keys are not rotated
   /// x follows the tokens in this cache; `layer` is this layer's entry. Not for packed rows.
   KvCache* cache = nullptr;
+  /// In place of `cache`: each row of x follows the tokens in a cache of its own, of one row.
+  std::span<KvCache* const> rows = {};
+  bool has_cache() const { return cache || !rows.empty(); }
   int layer = 0;
   /// x is this part of the batch, (1, count, dim), while `packing` describes the whole batch.
   /// Attention sees all tokens: its first projection gathers them.

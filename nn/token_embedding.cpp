@@ -5,6 +5,7 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
+#include "weft/nn/each_row.h"
 #include "weft/nn/kv_cache.h"
 
 namespace weft::nn {
@@ -17,6 +18,10 @@ Tensor embed_tokens(const Embedding& embed, const Embedding* positions, const Te
   const std::int64_t tokens = ids.dim(1), first = context.cache ? context.cache->length() : 0;
   if (packing)
     packing.check_row(ids);
+  else if (!context.rows.empty())
+    return each_row(ids, context, [&](const Tensor& row, const TokenContext& own) {
+      return embed_tokens(embed, positions, row, own, seq, ahead, before_use);
+    });
   else
     check(first + tokens <= seq, "gpt: at most seq {} tokens, got {}", seq, first + tokens);
   if (before_use) before_use(embed);

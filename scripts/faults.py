@@ -207,6 +207,10 @@ FAULTS = [
      "  if (task_.saves_trained_only) keep_saved(state, true);\n", "", "lora_run"),
     ("peft_rows_in_file_order", "distributed/peft_folder.cpp", "m.tensor.rows.empty() ? b : move_rows(b, m.tensor.rows);",
      "b;", "peft"),
+    ("rows_share_first_cache", "nn/each_row.h", "context.rows[static_cast<std::size_t>(i)]",
+     "context.rows[static_cast<std::size_t>(i) / 2]", "gpt|mla|gated_delta_net|continuation"),
+    ("texts_share_draws", "examples/common/continuation.cpp", "sampling, seed, turns[k].i)", "sampling, seed, turns[0].i)",
+     "continuation"),
     # Ranks over TCP.
     ("tcp_token_prefix", "distributed/tcp_lobby.cpp", "i < sizeof b; ++i", "i < token.size(); ++i", "tcp_world"),
     ("tcp_two_of_one_rank", "distributed/tcp_lobby.cpp", "if (guests_.contains(hello.rank)) return", "if (false) return",

@@ -22,10 +22,24 @@ class Continuation {
   void append(std::span<const std::int32_t> tokens);
   /// Draws a token and adds it. Draw number `i` of a seed depends on nothing else.
   std::int32_t next(const nn::SamplingOptions& sampling, std::uint64_t seed, std::uint64_t i);
+  /// next() of several texts, each with its own number of the draw. Those with one new token share
+  /// a pass through the model; the first token after a prompt, or after the window has moved, is
+  /// computed alone. `texts` are of one model.
+  struct Turn {
+    Continuation* text;
+    std::uint64_t i;
+  };
+  static std::vector<std::int32_t> next_of(std::span<const Turn> turns,
+                                           const nn::SamplingOptions& sampling, std::uint64_t seed);
   /// Replaces the text. What it has in common with the text so far is not read again.
   void set(std::span<const std::int32_t> tokens);
 
  private:
+  bool has_room() const;
+  Tensor logits();
+  std::int32_t draw(const Tensor& logits, const nn::SamplingOptions& sampling, std::uint64_t seed,
+                    std::uint64_t i);
+
   const nn::Gpt& model_;
   nn::KvCache cache_;
   std::vector<std::int32_t> text_;
@@ -41,18 +55,26 @@ struct Ends {
 /// Prints the tokens that follow a prompt as text, whole characters at a time, up to its end.
 class Printer {
  public:
-  /// The stream reads the prompt too: a space is left out only where a text begins.
-  Printer(const tokenizer::Tokenizer& t, std::span<const std::int32_t> prompt, const Ends& ends);
+  /// The stream reads the prompt too: a space is left out only where a text begins. Without
+  /// `shows`, everything waits for show().
+  Printer(const tokenizer::Tokenizer& t, std::span<const std::int32_t> prompt, const Ends& ends,
+          bool shows = true);
   /// False once the text has ended.
   bool print(std::span<const std::int32_t> tokens);
   void finish();
+  /// Prints what waits, and from now on everything at once.
+  void show();
+  /// Prints a text that is not the model's.
+  void emit(std::string_view text);
+  bool has_finished() const { return finished_; }
   /// What has been printed, without the line break of finish().
   const std::string& text() const { return text_; }
 
  private:
   void put(const std::string& text);
 
-  std::string text_;
+  bool shows_, finished_ = false;
+  std::string text_, waiting_;
   tokenizer::StreamDecoder stream_;
   tokenizer::StopText stop_;
   std::vector<std::int32_t> end_tokens_;

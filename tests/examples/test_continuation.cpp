@@ -23,10 +23,10 @@ nn::GptConfig small(const char* pattern) {
           .pattern = pattern};
 }
 
-Tokens go_on(examples::Continuation& text, int count) {
+Tokens go_on(examples::Continuation& text, int count, std::uint64_t first_draw = 0) {
   Tokens out;
   for (int i = 0; i < count; ++i)
-    out.push_back(text.next({.temperature = 2}, 1, static_cast<std::uint64_t>(i)));
+    out.push_back(text.next({.temperature = 2}, 1, first_draw + static_cast<std::uint64_t>(i)));
   return out;
 }
 
@@ -46,6 +46,40 @@ TEST_CASE("continuation: a replaced text goes on like a new one") {
         CHECK(go_on(text, count) == go_on(fresh, count));
       }
   }
+}
+
+TEST_CASE("continuation: several texts together go on as each alone") {
+  for (const nn::Arch arch : {nn::Arch::gpt2, nn::Arch::llama})
+    for (const char* pattern : {"a", "da"}) {
+      CAPTURE(pattern);
+      nn::GptConfig c = small(pattern);
+      c.arch = arch;
+      const nn::Gpt model(c);
+      const Tokens prompts[] = {{1, 2, 3}, {4}, {5, 6, 7, 8, 9}, {1, 2, 3, 4, 5, 6, 7, 8, 9}, {30}};
+      constexpr int kCount = 40;  // windows are full at different times, and move
+      std::vector<examples::Continuation> texts;
+      for (const Tokens& prompt : prompts) {
+        texts.emplace_back(model);
+        texts.back().append(prompt);
+      }
+      std::vector<Tokens> got(std::size(prompts));
+      for (std::uint64_t i = 0; i < kCount; ++i) {
+        std::vector<examples::Continuation::Turn> turns;
+        std::vector<std::size_t> of;
+        for (std::size_t k = 0; k < texts.size(); ++k)
+          if (i < kCount - 7 * k) {  // rows leave one after the other
+            turns.push_back({&texts[k], i + 100 * k});
+            of.push_back(k);
+          }
+        const Tokens next = examples::Continuation::next_of(turns, {.temperature = 2}, 1);
+        for (std::size_t k = 0; k < of.size(); ++k) got[of[k]].push_back(next[k]);
+      }
+      for (std::size_t k = 0; k < texts.size(); ++k) {
+        examples::Continuation alone(model);
+        alone.append(prompts[k]);
+        CHECK(got[k] == go_on(alone, kCount - 7 * static_cast<int>(k), 100 * k));
+      }
+    }
 }
 
 }  // namespace weft::continuation_test
