@@ -8,12 +8,6 @@
 namespace weft::distributed {
 namespace {
 
-std::string joined(const Placements& placements) {
-  std::string s;
-  for (const AxisPlacement& p : placements) s += (s.empty() ? "" : ", ") + p.text();
-  return s;
-}
-
 std::string mesh_text(const MeshAxes& axes) {
   std::string s;
   for (const ProcessGroup* g : axes)
@@ -30,9 +24,15 @@ std::string AxisPlacement::text() const {
   return message("P({})", kNames[static_cast<int>(op_)]);
 }
 
+std::string text_of(const Placements& placements) {
+  std::string s;
+  for (const AxisPlacement& p : placements) s += (s.empty() ? "" : ", ") + p.text();
+  return s;
+}
+
 std::string describe(DType dtype, const Shape& whole, const Placements& placements,
                      const MeshAxes& axes) {
-  return message("{}{}({}) on {}", dtype, whole, joined(placements), mesh_text(axes));
+  return message("{}{}({}) on {}", dtype, whole, text_of(placements), mesh_text(axes));
 }
 
 bool reduces_in_any_order(const Placements& placements) {
@@ -51,14 +51,14 @@ bool reduces_in_any_order(const Placements& placements) {
 void check_placements(const char* op, const Shape& whole, const Placements& placements,
                       const MeshAxes& axes) {
   check(placements.size() == axes.size(), "{}: {} must have one placement for each axis, got ({})",
-        op, mesh_text(axes), joined(placements));
+        op, mesh_text(axes), text_of(placements));
   for (const AxisPlacement& p : placements)
     check(!p.is_shard() || (p.dim() >= 0 && p.dim() < whole.size()),
-          "{}: {} must name an axis of {}, got ({}) on {}", op, p.text(), whole, joined(placements),
-          mesh_text(axes));
+          "{}: {} must name an axis of {}, got ({}) on {}", op, p.text(), whole,
+          text_of(placements), mesh_text(axes));
   check(reduces_in_any_order(placements),
         "{}: the partials must be sums and averages, or maxima, or minima, got ({}) on {}", op,
-        joined(placements), mesh_text(axes));
+        text_of(placements), mesh_text(axes));
 }
 
 std::pair<std::int64_t, std::int64_t> chunk_of(std::int64_t begin, std::int64_t end, int rank,

@@ -45,6 +45,8 @@ using Placements = std::vector<AxisPlacement>;
 /// {&mesh.dp(), &mesh.tp()}.
 using MeshAxes = std::vector<ProcessGroup*>;
 
+/// "S(1), R".
+std::string text_of(const Placements& placements);
 /// "f32[1024, 512](S(1), R) on mesh(dp=2, tp=4)".
 std::string describe(DType dtype, const Shape& whole, const Placements& placements,
                      const MeshAxes& axes);

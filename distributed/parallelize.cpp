@@ -13,6 +13,7 @@
 #include "weft/core/pattern.h"
 #include "weft/distributed/comm_ops.h"
 #include "weft/distributed/fp8_overlap.h"
+#include "weft/distributed/module_placements.h"
 #include "weft/distributed/unit_cut.h"
 #include "weft/distributed/vocab.h"
 #include "weft/nn/shard.h"
@@ -83,22 +84,77 @@ class Parallelizer {
         {Shard::kTokens, &Parallelizer::tokens},
         {0, &Parallelizer::own_parameters},
         {Shard::kRowSum, &Parallelizer::norm}};
-    static_assert(std::size(kRules) == static_cast<std::size_t>(Kind::norm) + 1);
+    static_assert(std::size(kRules) == static_cast<std::size_t>(Kind::placed));
+    if (p.kind == Kind::placed) return place_tensors(name, m, p.tensors);
     const Rule& rule = kRules[static_cast<std::size_t>(p.kind)];
     const bool enters = p.communicates && (p.kind == Kind::heads || p.kind == Kind::tokens);
     const unsigned needed = rule.members | (enters ? +Shard::kEnter : 0U);
-    check((m.shard_members() & needed) == needed, "parallelize: the rule for {} does not fit a {}",
-          name.empty() ? "the model" : name, m.describe());
+    check_members(name, m, needed);
     Shard s = nn::shard_of(m);
     (this->*rule.apply)(name, p, s);
     s.enters_again = s.enter && gathers_again(name);
     if (tp_.size() > 1) m.shard = std::make_shared<const Shard>(std::move(s));
   }
 
+  static void check_members(const std::string& name, const nn::Module& m, unsigned needed) {
+    check((m.shard_members() & needed) == needed, "parallelize: the rule for {} does not fit a {}",
+          name.empty() ? "the model" : name, m.describe());
+  }
+
+  void place_tensors(const std::string& name, nn::Module& m, ModulePlacements tensors) {
+    const auto* const layer = dynamic_cast<const nn::Linear*>(&m);
+    if (layer) tensors = of_linear(std::move(tensors), layer->weight.shape(), tp_);
+    const ModuleMoves moves = moves_of(name, tensors, tp_);
+    if (layer) {
+      // It is added to what leaves.
+      const bool cut = moves.output == AxisPlacement::shard(-1);
+      const AxisPlacement by_output = cut ? AxisPlacement::shard(0) : AxisPlacement::replicate();
+      const auto listed = tensors.parameters.emplace("bias", by_output).first;
+      check(listed->second == by_output, "parallelize: {}.bias must be {} by the output {}, got {}",
+            name, by_output.text(), moves.output.text(), listed->second.text());
+      tensors.parameters.emplace("weight", AxisPlacement::replicate());
+      if (layer->bias.defined()) {
+        if (!cut) layout_of(layer->bias).tp_partial = moves.output.is_shard() && tp_.size() > 1;
+      } else {
+        tensors.parameters.erase(listed);
+      }
+    }
+    check_members(
+        name, m, (moves.enter ? +nn::Shard::kEnter : 0U) | (moves.leave ? +nn::Shard::kLeave : 0U));
+    for (const auto& [parameter, p] : tensors.parameters)
+      place_tensor(name, parameter, p, moves.partial);
+    if (tp_.size() > 1)
+      nn::change_shard(m, [&](nn::Shard& s) {
+        s.enter = moves.enter;
+        s.leave = moves.leave;
+      });
+  }
+
+  void place_tensor(const std::string& module, const std::string& name, const AxisPlacement& p,
+                    bool partial) {
+    const Tensor t = own(module, name.c_str());
+    check(t.defined(), "parallelize: {} has no parameter {}", module, name);
+    if (std::find(placed_.begin(), placed_.end(), t.impl()) != placed_.end()) return;
+    if (p.is_replicate()) {
+      layout_of(t).tp_partial = partial && tp_.size() > 1;
+      return;
+    }
+    check(p.is_shard(), "parallelize: {}.{} must be R or a shard, got {}", module, name, p.text());
+    const nn::ShardSpec part = shard_spec(t.shape(), {p}, {&tp_});
+    check(t.dim(p.dim()) % tp_.size() == 0,
+          "parallelize: {}.{} is {}{}, which does not divide among tp {}", module, name, t.shape(),
+          "(" + p.text() + ")", tp_.size());
+    keep(t, p.dim(), part.cuts[0].ranges);
+  }
+
   // An adapter stands between the `enter` and the `leave` of its layer. The matrix next to the cut
   // is cut likewise. Every rank has all of the other one, with the gradient by its own shard.
   void place_adapters(const std::string& name, nn::Linear& layer, const Placement& p) {
     const bool rows = p.kind == Kind::column || p.kind == Kind::head, columns = p.kind == Kind::row;
+    check(p.kind != Kind::placed,
+          "parallelize: {} has an adapter, which ModulePlacements do not place; use "
+          "Placement::column or row",
+          name);
     check(plan_.overlap == Overlap::none || tp_.size() == 1,
           "parallelize: {} has an adapter, whose products do not overlap with communication; use "
           "Overlap::none",
@@ -343,6 +399,10 @@ class Parallelizer {
     s.row_ranks = tp_.size();
   }
 
+  static bool covers_parts(const Placement& p) {
+    return p.kind == Kind::whole || p.kind == Kind::placed;
+  }
+
   // For parameters of no sharded layer: the first rule that matches a module they are in.
   void place_the_rest() {
     for (const auto& [impl, name] : names_) {
@@ -351,13 +411,15 @@ class Parallelizer {
       for (std::size_t end = name.rfind('.'); rule < 0 && end != std::string::npos && end > 0;
            end = name.rfind('.', end - 1)) {
         rule = rule_of(name.substr(0, end));
-        if (rule >= 0 && plan_.rules[static_cast<std::size_t>(rule)].placement.kind != Kind::whole)
+        if (rule >= 0 && !covers_parts(plan_.rules[static_cast<std::size_t>(rule)].placement))
           rule = -1;  // the rule is for the layer, not for this parameter
       }
       check(rule >= 0, "parallelize: no rule of the plan is about {}", name);
       used_[static_cast<std::size_t>(rule)] = true;
-      layout_.at(name).tp_partial =
-          plan_.rules[static_cast<std::size_t>(rule)].placement.partial && tp_.size() > 1;
+      const Placement& p = plan_.rules[static_cast<std::size_t>(rule)].placement;
+      const bool partial =
+          p.kind == Kind::placed ? moves_of(name, p.tensors, tp_).partial : p.partial;
+      layout_.at(name).tp_partial = partial && tp_.size() > 1;
     }
   }
 

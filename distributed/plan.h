@@ -1,9 +1,11 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "weft/distributed/axis_placement.h"
 #include "weft/distributed/overlap.h"
 #include "weft/nn/gpt.h"
 
@@ -19,6 +21,21 @@ struct Units {
   bool shareable = false;
 };
 
+/// How the ranks of a tp group hold the tensors of a module. A negative dim of a shard counts from
+/// the last axis; a dim that is cut must divide among the ranks.
+struct ModulePlacements {
+  /// By name in the module ("weight", "up.weight"); the others are replicated, and so is every
+  /// parameter of a smaller part that has a rule of its own. The bias of an nn::Linear is placed by
+  /// its output.
+  std::map<std::string, AxisPlacement> parameters = {};
+  AxisPlacement input = AxisPlacement::replicate();   ///< of x as it arrives
+  AxisPlacement output = AxisPlacement::replicate();  ///< of the result as it leaves: not a partial
+  /// Of x and the result between `Shard::enter` and `Shard::leave`. None: of an
+  /// nn::Linear as the rules of placement_rules.h choose for its weight, of others as input and
+  /// output.
+  std::optional<AxisPlacement> used = {}, computed = {};
+};
+
 /// How a layer is distributed over the ranks of a tp group, and what it communicates.
 struct Placement {
   enum class Kind : std::uint8_t {
@@ -32,6 +49,7 @@ struct Placement {
     tokens,  ///< a model whose tokens are split between products
     own,     ///< rows of a layer's own parameters, besides its products
     norm,    ///< a norm of rows that are sharded: parts of the weight, statistics summed
+    placed,  ///< any module, by the placements of its tensors
   };
   Kind kind = Kind::whole;
   std::vector<Units> units = {};  ///< column, row: packed one after another; else what is sharded
@@ -40,6 +58,7 @@ struct Placement {
   /// found and splits them by tokens at once. tokens: splits the embedded tokens.
   bool communicates = true;
   std::map<std::string, std::vector<Units>> parameters = {};  ///< own: by name, each packed
+  ModulePlacements tensors = {};                              ///< placed
 
   static Placement whole(bool partial) { return {.kind = Kind::whole, .partial = partial}; }
   static Placement column(std::vector<Units> units, bool communicates = true) {
@@ -60,6 +79,9 @@ struct Placement {
   }
   static Placement own(std::map<std::string, std::vector<Units>> parameters) {
     return {.kind = Kind::own, .parameters = std::move(parameters)};
+  }
+  static Placement placed(ModulePlacements tensors) {
+    return {.kind = Kind::placed, .tensors = std::move(tensors)};
   }
   static Placement norm(Units units) { return {.kind = Kind::norm, .units = {std::move(units)}}; }
   /// `scatters`: the embedded tokens are not split yet; split them before the first dropout.

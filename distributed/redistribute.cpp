@@ -132,6 +132,16 @@ Placements of_gradient(Placements placements) {
   return placements;
 }
 
+void check_gradient(const Placements& gradient, DType dtype, const Shape& whole,
+                    const Placements& to, const MeshAxes& axes) {
+  check_placements("redistribute", whole, gradient, axes);
+  Placements expected = of_gradient(to);
+  for (std::size_t i = 0; i < to.size(); ++i)
+    if (to[i].is_replicate() && gradient[i] == AxisPlacement::partial()) expected[i] = gradient[i];
+  check(gradient == expected, "redistribute: the gradient of {} must be placed as ({}), got ({})",
+        describe(dtype, whole, to, axes), text_of(expected), text_of(gradient));
+}
+
 // The values that are averaged.
 double averages(const Placements& placements, const MeshAxes& axes) {
   double n = 1;
@@ -149,7 +159,8 @@ bool has(const Placements& placements, PartialOp op) {
 }  // namespace
 
 Tensor redistribute(const Tensor& x, const Shape& whole, const MeshAxes& axes,
-                    const Placements& from, const Placements& to, const Cluster& cluster) {
+                    const Placements& from, const Placements& to, const Cluster& cluster,
+                    const Placements& gradient) {
   weft::detail::check_tensor("redistribute", "x", x);
   const std::vector<PlacementStep> steps =
       cheapest_steps(whole, x.dtype(), axes, from, to, cluster).steps;
@@ -161,7 +172,9 @@ Tensor redistribute(const Tensor& x, const Shape& whole, const MeshAxes& axes,
     check(is_compute(x.dtype()) || !has(*p, PartialOp::avg),
           "redistribute: an average needs dtype f32, f64, bf16 or f16, got {}",
           describe(x.dtype(), whole, *p, axes));
-  if (steps.empty()) return x;
+  const Placements dy = gradient.empty() ? of_gradient(to) : gradient;
+  check_gradient(dy, x.dtype(), whole, to, axes);
+  if (steps.empty() && dy == of_gradient(to)) return x;
   const bool records = recording(x);
   for (const Placements* const p : {&from, &to})
     check(!records || !(has(*p, PartialOp::max) || has(*p, PartialOp::min)),
@@ -174,10 +187,9 @@ Tensor redistribute(const Tensor& x, const Shape& whole, const MeshAxes& axes,
   }
   if (y.impl() == x.impl()) y = x.alias(x.shape(), x.strides(), 0);
   if (records)
-    Tape::record("redistribute", {&x}, {&y}, [whole, axes, from, to, cluster](Backward& b) {
+    Tape::record("redistribute", {&x}, {&y}, [whole, axes, from, to, dy, cluster](Backward& b) {
       const double n = averages(to, axes) / averages(from, axes);
-      const Tensor dx =
-          redistribute(b.dy(), whole, axes, of_gradient(to), of_gradient(from), cluster);
+      const Tensor dx = redistribute(b.dy(), whole, axes, dy, of_gradient(from), cluster);
       b.add(0, n == 1 ? dx : mul(dx, n));
     });
   return y;

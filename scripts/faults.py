@@ -212,6 +212,12 @@ FAULTS = [
     ("texts_share_draws", "examples/common/continuation.cpp", "sampling, seed, turns[k].i)", "sampling, seed, turns[0].i)",
      "continuation"),
     # Ranks over TCP.
+    ("placed_input_gradient_not_summed", "distributed/module_placements.cpp",
+     "out.partial && out.used.is_replicate() ? AxisPlacement::partial() : out.used", "out.used", "parallelism"),
+    ("placed_exp_of_a_partial_sum", "distributed/placement_rules.cpp", '"monotone", 1, {', '"monotone", 1, {{{kSum}, kSum}, ',
+     "placement_rules"),
+    ("placed_average_of_uneven_chunks", "distributed/placement_rules.cpp", "length % ranks != 0",
+     "length % ranks == ranks", "placement_rules"),
     ("tcp_token_prefix", "distributed/tcp_lobby.cpp", "i < sizeof b; ++i", "i < token.size(); ++i", "tcp_world"),
     ("tcp_two_of_one_rank", "distributed/tcp_lobby.cpp", "if (guests_.contains(hello.rank)) return", "if (false) return",
      "tcp_world"),

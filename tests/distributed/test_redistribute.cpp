@@ -6,48 +6,20 @@
 #include "weft/distributed/device_mesh.h"
 #include "weft/distributed/placement_steps.h"
 #include "weft/distributed/redistribute.h"
+#include "weft/tests/placement_support.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
 namespace weft::distributed::redistribute_test {
 namespace {
 
-using Op = AxisPlacement::Op;
-const AxisPlacement kR = AxisPlacement::replicate();
-const AxisPlacement kSum = AxisPlacement::partial(), kAvg = AxisPlacement::partial(Op::avg);
-const AxisPlacement kMax = AxisPlacement::partial(Op::max), kMin = AxisPlacement::partial(Op::min);
-AxisPlacement s(int dim) { return AxisPlacement::shard(dim); }
-
-Tensor cut(Tensor x, const nn::ShardSpec& part) {
-  for (const auto& c : part.cuts)
-    x = narrow(x, c.axis, c.ranges[0].first, c.ranges[0].second - c.ranges[0].first);
-  return x.contiguous();
-}
+using namespace test::placed;
 
 // Small whole numbers: sums and averages over 2 and 4 ranks are exact.
 Tensor whole_of(const Shape& shape) {
   std::vector<double> v(static_cast<std::size_t>(shape.numel()));
   for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<double>(8 * i) - 40;
   return Tensor::from(v, shape);
-}
-
-// This rank's part of `whole`: the ranks of a partial axis hold different values.
-Tensor part_of(const Tensor& whole, const Placements& placements, const MeshAxes& axes) {
-  Tensor x = cut(whole, shard_spec(whole.shape(), placements, axes));
-  for (std::size_t i = 0; i < axes.size(); ++i) {
-    const int n = axes[i]->size(), r = axes[i]->rank();
-    const double d = r - 0.5 * (n - 1);  // these sum to 0
-    if (placements[i] == kSum) x = add(mul(x, 1.0 / n), d);
-    if (placements[i] == kAvg) x = add(x, 2 * d);
-    if (placements[i] == kMax) x = add(x, -double(r));
-    if (placements[i] == kMin) x = add(x, double(r));
-  }
-  return x;
-}
-
-// The whole tensor, on every rank.
-Tensor value_of(const Tensor& x, const Shape& whole, const Placements& p, const MeshAxes& axes) {
-  return redistribute(x, whole, axes, p, Placements(axes.size(), kR));
 }
 
 void check_all_pairs(const Shape& shape, const MeshAxes& axes) {

@@ -1,0 +1,195 @@
+// The code of docs/parallelism.md, section 8.
+#include <doctest/doctest.h>
+
+#include "weft/distributed/parallelize.h"
+#include "weft/distributed/redistribute.h"
+#include "weft/tests/model_layouts.h"
+#include "weft/tests/parallel_support.h"
+#include "weft/tests/ranks.h"
+
+namespace weft::distributed::parallelism_test {
+namespace {
+
+// x (..., dim) -> (..., dim), two products
+struct Feed : nn::Module {
+  nn::Linear up, down;
+  explicit Feed(std::int64_t dim) : up(dim, 4 * dim), down(4 * dim, dim) {}
+  Tensor operator()(const Tensor& x) const { return down(gelu(up(x))); }
+  void visit(nn::Visitor& v) override {
+    v("up", up);
+    v("down", down);
+  }
+};
+
+// x (..., dim) -> (..., dim), a layer with products of its own
+struct Gated : nn::Module {
+  Tensor scale, in, out;
+  explicit Gated(std::int64_t dim)
+      : scale(nn::make_parameter({dim}, nn::Init::constant(1))),
+        in(nn::make_parameter({dim, 2 * dim}, nn::Init::normal(0.3))),
+        out(nn::make_parameter({2 * dim, dim}, nn::Init::normal(0.3))) {}
+  Tensor operator()(const Tensor& x) const {
+    const nn::Shard& s = nn::shard_of(*this);
+    const Tensor h = scale * (s.enter ? s.enter(x) : x);
+    const Tensor y = matmul(sigmoid(matmul(h, in)), out);
+    return s.leave ? s.leave(y) : y;
+  }
+  unsigned shard_members() const override { return nn::Shard::kEnter | nn::Shard::kLeave; }
+  void visit(nn::Visitor& v) override {
+    v("scale", scale, nn::Init::constant(1));
+    v("in", in, nn::Init::normal(0.3));
+    v("out", out, nn::Init::normal(0.3));
+  }
+};
+
+struct Model : nn::Module {
+  Feed feed;
+  Gated gated;
+  nn::LayerNorm norm;
+  nn::Linear last;
+  explicit Model(std::int64_t dim) : feed(dim), gated(dim), norm(dim), last(dim, 3) {}
+  Tensor operator()(const Tensor& x) const { return last(norm(x + gated(x + feed(x)))); }
+  void visit(nn::Visitor& v) override {
+    v("feed", feed);
+    v("gated", gated);
+    v("norm", norm);
+    v("last", last);
+  }
+};
+
+Model make(std::int64_t dim) {
+  const nn::DeviceScope in_f64(kCpu, DType::f64);
+  Model model(dim);
+  nn::init(model, 5);
+  return model;
+}
+
+Tensor input() { return test::random({4, 6, 8}, 2, DType::f64); }
+
+const Plan& plan() {
+  static const Plan made = [] {
+    const auto shard = [](int dim) { return AxisPlacement::shard(dim); };
+    const Plan plan{
+        .rules = {{"feed.up",
+                   Placement::placed({.parameters = {{"weight", shard(0)}}, .output = shard(-1)})},
+                  {"feed.down",
+                   Placement::placed({.parameters = {{"weight", shard(1)}}, .input = shard(-1)})},
+                  {"gated", Placement::placed({.parameters = {{"in", shard(1)}, {"out", shard(0)}},
+                                               .computed = AxisPlacement::partial()})},
+                  {".*", Placement::whole(false)}}};
+    return plan;
+  }();
+  return made;
+}
+
+std::map<std::string, Tensor> gradients(const Model& model, const Tensor& x, const Tensor& weight) {
+  Tape tape;
+  sum(mul(model(x), weight)).backward();
+  std::map<std::string, Tensor> out{{"x", x.grad()}};
+  for (const NamedTensor& p : model.named_parameters()) out[p.name] = p.tensor.grad();
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("parallelism: a user's modules over tp have the gradients of one rank") {
+  test::distributed_test({1, 2, 4}, [](World& w) {
+    Tensor x = input();
+    x.set_requires_grad(true);
+    const Tensor weight = test::random({4, 6, 3}, 3, DType::f64);
+    const Model whole = make(8);
+    const auto want = gradients(whole, x, weight);
+    x.zero_grad();
+    Model model = make(8);
+    DeviceMesh mesh(w, {.dp = 1, .tp = w.size()});
+    const Layout layout = parallelize(model, mesh, plan());
+    CHECK(model.feed.up.weight.dim(0) == 32 / w.size());
+    CHECK(model.gated.out.dim(0) == 16 / w.size());
+    for (const auto& [name, got] : gradients(model, x, weight)) {
+      const Tensor all = name == "x" ? got : test::whole_of(got, layout.at(name), mesh.tp());
+      CHECK_MESSAGE(test::distance({all}, {want.at(name)}) < 1e-12, name);
+    }
+    test::check_same_traces(w);
+  });
+}
+
+TEST_CASE("parallelism: tokens cut between the products, as with sp") {
+  test::distributed_test({2, 4}, [](World& w) {
+    const auto shard = [](int dim) { return AxisPlacement::shard(dim); };
+    const Plan cut{
+        .rules = {{"feed.up", Placement::placed({.parameters = {{"weight", shard(0)}},
+                                                 .input = shard(0),
+                                                 .output = shard(-1)})},
+                  {"feed.down", Placement::placed({.parameters = {{"weight", shard(1)}},
+                                                   .input = shard(-1),
+                                                   .output = shard(0)})},
+                  {"gated", Placement::placed({.parameters = {{"in", shard(1)}, {"out", shard(0)}},
+                                               .input = shard(0),
+                                               .output = shard(0),
+                                               .used = AxisPlacement::replicate(),
+                                               .computed = AxisPlacement::partial()})},
+                  {"last", Placement::placed({.input = shard(0), .output = shard(0)})},
+                  {".*", Placement::whole(true)}}};
+    Tensor x = input();
+    x.set_requires_grad(true);
+    const Tensor weight = test::random({4, 6, 3}, 3, DType::f64);
+    const auto want = gradients(make(8), x, weight);
+    Model model = make(8);
+    DeviceMesh mesh(w, {.dp = 1, .tp = w.size()});
+    const Layout layout = parallelize(model, mesh, cut);
+    const auto own = [&](const Tensor& t) {
+      const std::int64_t rows = 4 / w.size();
+      return t.narrow(0, w.rank() * rows, rows).clone();
+    };
+    Tensor part = own(x.detach());
+    part.set_requires_grad(true);
+    for (const auto& [name, got] : gradients(model, part, own(weight))) {
+      const Tensor all = name == "x" ? got : test::whole_of(got, layout.at(name), mesh.tp());
+      const Tensor expected = name == "x" ? own(want.at(name)) : want.at(name);
+      CHECK_MESSAGE(test::distance({all}, {expected}) < 1e-12, name);
+    }
+  });
+}
+
+TEST_CASE("parallelism: rows over dp become columns over tp") {
+  test::distributed_test(4, [](World& w) {
+    DeviceMesh mesh(w, {.dp = 2, .tp = 2});
+    const Tensor whole = test::random({1024, 512}, 1);
+    const Tensor x = whole.narrow(0, 512 * mesh.dp().rank(), 512);
+    const MeshAxes axes{&mesh.dp(), &mesh.tp()};
+    const Placements rows{AxisPlacement::shard(0), AxisPlacement::replicate()};
+    const Placements columns{AxisPlacement::replicate(), AxisPlacement::shard(1)};
+    Tensor y =
+        redistribute(x, {1024, 512}, axes, rows, columns);  // x: this rank's rows; y: its columns
+    CHECK(test::different_bits(y, whole.narrow(1, 256 * mesh.tp().rank(), 256)) == "");
+  });
+}
+
+TEST_CASE("parallelism: errors of placements of modules") {
+  const auto world = fake_world(0, 2);
+  const auto error = [&](const char* pattern, const ModulePlacements& m, std::int64_t dim = 8) {
+    Model model = make(dim);
+    return test::error_of([&] {
+      parallelize(model, world->all(),
+                  {.rules = {{pattern, Placement::placed(m)}, {".*", Placement::whole(false)}}});
+    });
+  };
+  const AxisPlacement rows = AxisPlacement::shard(0), sum = AxisPlacement::partial();
+  CHECK(error("last", {.parameters = {{"weight", rows}}}) ==
+        "parallelize: last.weight is [3, 8](S(0)), which does not divide among tp 2");
+  CHECK(error("gated", {.parameters = {{"inner", rows}}}) ==
+        "parallelize: gated has no parameter inner");
+  CHECK(error("gated", {.parameters = {{"in", sum}}}) ==
+        "parallelize: gated.in must be R or a shard, got P(sum)");
+  CHECK(error("norm", {.input = rows, .used = AxisPlacement::replicate()}) ==
+        "parallelize: the rule for norm does not fit a LayerNorm(8)");
+  CHECK(error("gated", {.output = sum}) ==
+        "parallelize: gated must take and give R or a shard, got R, used as R, and P(sum)");
+  CHECK(error("gated", {.used = rows}) ==
+        "parallelize: gated computes R from S(0), which has no gradient; state P(sum) or a shard");
+  CHECK(error("feed.up", {.parameters = {{"weight", rows}, {"bias", AxisPlacement::replicate()}},
+                          .output = AxisPlacement::shard(-1)}) ==
+        "parallelize: feed.up.bias must be S(0) by the output S(-1), got R");
+}
+
+}  // namespace weft::distributed::parallelism_test
