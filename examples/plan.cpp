@@ -145,11 +145,11 @@ int run(GptOptions o, const PlanOptions& p) {
   const MemoryPlan plan = examples::plan_memory(o);
   print_step(o, plan);
   print_blocks(o, plan);
-  std::printf("\n%s", train::memory_table(
-                          plan, train::parameter_bytes(o, plan.ranks / o.parallel.tp,
-                                                       static_cast<double>(plan.in_fp8) /
-                                                           static_cast<double>(plan.parameters)))
-                          .c_str());
+  train::ParameterBytes closed = train::parameter_bytes(
+      o, plan.ranks / o.parallel.tp,
+      static_cast<double>(plan.in_fp8) / static_cast<double>(plan.parameters));
+  if (o.lora.rank > 0) closed.gradient = closed.optimizer = 0;  // those of adapters alone
+  std::printf("\n%s", train::memory_table(plan, closed).c_str());
   const std::vector<Alternative> all = examples::alternatives(o, plan, p.rates);
   print_alternatives(plan, all);
   io::Json json = train::to_json(plan);

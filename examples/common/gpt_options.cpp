@@ -164,8 +164,6 @@ void GptOptions::check() const {
 }
 
 void GptOptions::check_lora() const {
-  weft::check(!run.weights.empty(),
-              "--lora-rank: needs the model whose weights are kept; name it with --init");
   weft::check(!parallel.fsdp, "--lora-rank: does not exist yet with --fsdp; use --zero");
   weft::check(!machine.is_fp8(), "--lora-rank: needs --dtype f32, bf16, f16 or f64, got fp8");
   weft::check(parallel.tp_overlap == distributed::Overlap::none || parallel.tp == 1,

@@ -114,6 +114,8 @@ int train_gpt(GptOptions options) {
   options.config = train::to_toml(options);
   // Checks all rules, cheapest first, before allocating anything whose size depends on a flag.
   options.gpt().validate();
+  check(options.lora.rank == 0 || !options.run.weights.empty(),
+        "--lora-rank: needs the model whose weights are kept; name it with --init");
   train::check_ranks(options);
   train::apply(options.machine);
   const GptData data = read_data(options);

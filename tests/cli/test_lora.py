@@ -31,6 +31,16 @@ def from_run_to_peft_and_into_the_model(folder):
     assert losses[0] != losses[1], losses
 
 
+def the_plan_of_an_adapter(folder):
+    """Less than that of the whole model, which has gradients and moments of all weights."""
+    del folder
+    peaks = []
+    for more in ([], ["--lora-rank", 2]):
+        out = train("--init", LLAMA, "--seq", 8, "--batch", 1, *more, program="plan").stdout
+        peaks.append(float(next(line for line in out.splitlines() if line.startswith("optimizer")).split()[4]))
+    assert peaks[1] < peaks[0] / 4, peaks
+
+
 def wrong_use(folder):
     data = ["--data", text(folder), "--seq", 32, "--steps", 1, "--out", f"{folder}/out"]
     for words, parts in ((["--lora-rank", 2], ["--lora-rank", "--init"]),
@@ -43,4 +53,4 @@ def wrong_use(folder):
 
 
 if __name__ == "__main__":
-    main([from_run_to_peft_and_into_the_model, wrong_use])
+    main([from_run_to_peft_and_into_the_model, the_plan_of_an_adapter, wrong_use])

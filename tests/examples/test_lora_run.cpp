@@ -142,13 +142,10 @@ TEST_CASE("lora run: settings that do not fit") {
     examples::GptOptions o;
     o.data.files = {"text"};
     o.lora.rank = 2;
-    o.run.weights = "base";
     o.parallel.ranks = 2;
     change(o);
     return test::error_of([&] { o.check(); });
   };
-  CHECK(error([](auto& o) { o.run.weights = ""; }) ==
-        "--lora-rank: needs the model whose weights are kept; name it with --init");
   CHECK(error([](auto& o) { o.parallel.fsdp = true; }) ==
         "--lora-rank: does not exist yet with --fsdp; use --zero");
   CHECK(error([](auto& o) {
