@@ -88,6 +88,19 @@ def backends_on_gpus(folder):
     same_bits(folder, "zero-thread", "zero-tcp")
 
 
+def sharded_weights(folder):
+    """--fsdp: one rank's losses on the CPU, those of --zero bit for bit, and over NCCL the bits of threads."""
+    model = LAYOUTS["zero"][0]
+    train(*base(folder, "fsdp-cpu", *model))
+    train(*base(folder, "fsdp-zero", *model, "--zero", *TWO), program=GPU)
+    for backend in ("thread", "nccl"):
+        train(*base(folder, f"fsdp-{backend}", *model, "--fsdp", *TWO, "--backend", backend), program=GPU)
+    close(folder, "fsdp-thread", "fsdp-cpu")
+    same_bits(folder, "fsdp-thread", "fsdp-nccl")
+    losses = [[row["loss"] for row in metrics(f"{folder}/{out}")] for out in ("fsdp-thread", "fsdp-zero")]
+    assert losses[0] == losses[1], losses
+
+
 def memory(folder):
     """The planned peak equals the rank's, and a steady step allocates no device memory."""
     for name in ("dp2", "zero"):
@@ -131,4 +144,4 @@ def wrong_uses(folder):
     assert done.returncode == 2 and "--graph: does not exist yet" in done.stderr, done
 
 
-main([threads_on_one_gpu, fp8_weights, backends_on_gpus, memory, stops_together, wrong_uses])
+main([threads_on_one_gpu, fp8_weights, backends_on_gpus, sharded_weights, memory, stops_together, wrong_uses])
