@@ -259,7 +259,9 @@ void save_hf_folder(const std::string& path, const nn::GptConfig& config, const 
     io::write_file(path + "/" + kIndex, index.dump());
   }
   const char* const dtype = torch_word(files.dtype("embed.weight"));
-  io::write_file(path + kConfig, nn::write_hf_config(family, config, dtype).dump() + "\n");
+  // transformers 5 refuses 0 where it expects 0.0.
+  const io::Json json = nn::write_hf_config(family, config, dtype);
+  io::write_file(path + kConfig, json.dump(io::Json::Doubles::marked) + "\n");
 }
 
 ShardFiles open_weights(const std::string& path) {

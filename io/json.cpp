@@ -58,13 +58,13 @@ Json Json::object() {
   return v;
 }
 
-std::string Json::dump() const {
+std::string Json::dump(Doubles doubles) const {
   std::string out;
-  append_to(out);
+  append_to(out, doubles);
   return out;
 }
 
-void Json::append_to(std::string& out) const {
+void Json::append_to(std::string& out, Doubles doubles) const {
   switch (value_.index()) {
     case 0:
       out += "null";
@@ -76,10 +76,13 @@ void Json::append_to(std::string& out) const {
       return append_number(out, std::get<std::int64_t>(value_));
     case 3: {
       const double v = std::get<double>(value_);
-      if (!std::isfinite(v))
+      if (!std::isfinite(v)) {
         out += "null";
-      else
-        append_number(out, v);
+        return;
+      }
+      const std::size_t begin = out.size();
+      append_number(out, v);
+      if (doubles == Doubles::marked && out.find_first_of(".e", begin) == out.npos) out += ".0";
       return;
     }
     case 4:
@@ -88,7 +91,7 @@ void Json::append_to(std::string& out) const {
       const char* before = "[";
       for (const Json& v : std::get<Array>(value_)) {
         out += std::exchange(before, ",");
-        v.append_to(out);
+        v.append_to(out, doubles);
       }
       out += std::get<Array>(value_).empty() ? "[]" : "]";
       return;
@@ -99,7 +102,7 @@ void Json::append_to(std::string& out) const {
         out += std::exchange(before, ",");
         append_quoted(out, m.key);
         out += ':';
-        m.value.append_to(out);
+        m.value.append_to(out, doubles);
       }
       out += std::get<Object>(value_).empty() ? "{}" : "}";
     }

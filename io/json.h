@@ -47,9 +47,11 @@ class Json {
       std::string_view text, std::string_view what,
       const std::function<void(std::string key, Json value, std::size_t byte)>& f,
       const JsonLimits& limits = {});
+  enum class Doubles : std::uint8_t { shortest, marked };
   /// One line. Doubles are written as the shortest text that reads back equal; NaN and infinities
-  /// as null.
-  std::string dump() const;
+  /// as null. `Doubles::marked` writes 1.0 and not 1, for readers that take the latter for an
+  /// integer.
+  std::string dump(Doubles doubles = Doubles::shortest) const;
 
   bool is_null() const { return value_.index() == 0; }
   bool is_bool() const { return value_.index() == 1; }
@@ -84,7 +86,7 @@ class Json {
 
  private:
   friend class JsonParser;
-  void append_to(std::string& out) const;
+  void append_to(std::string& out, Doubles doubles) const;
   [[noreturn]] void throw_kind(const char* expected) const;
 
   std::variant<std::monostate, bool, std::int64_t, double, std::string, Array, Object> value_;

@@ -47,6 +47,9 @@ TEST_CASE("json: doubles survive a round trip through text") {
     CHECK(back.as_double() == v);
   }
   CHECK(Json(1e22).dump() == "1e+22");
+  const Json numbers = Json().push_back(0.0).push_back(2.5).push_back(1e22).push_back(-3);
+  CHECK(numbers.dump() == "[0,2.5,1e+22,-3]");
+  CHECK(numbers.dump(Json::Doubles::marked) == "[0.0,2.5,1e+22,-3]");
   CHECK(Json(std::numeric_limits<double>::quiet_NaN()).dump() == "null");
   CHECK(Json(-std::numeric_limits<double>::infinity()).dump() == "null");
   CHECK(Json::parse("9223372036854775807").as_int() == INT64_MAX);
