@@ -145,9 +145,11 @@ int run(GptOptions o, const PlanOptions& p) {
   const MemoryPlan plan = examples::plan_memory(o);
   print_step(o, plan);
   print_blocks(o, plan);
-  train::ParameterBytes closed = train::parameter_bytes(
-      o, plan.ranks / o.parallel.tp,
-      static_cast<double>(plan.in_fp8) / static_cast<double>(plan.parameters));
+  const auto share = [&](std::int64_t of) {
+    return static_cast<double>(of) / static_cast<double>(plan.parameters);
+  };
+  train::ParameterBytes closed =
+      train::parameter_bytes(o, plan.ranks, {share(plan.in_fp8), share(plan.in_experts)});
   if (o.lora.rank > 0) closed.gradient = closed.optimizer = 0;  // those of adapters alone
   std::printf("\n%s", train::memory_table(plan, closed).c_str());
   const std::vector<Alternative> all = examples::alternatives(o, plan, p.rates);

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -115,16 +114,15 @@ def loss_of(model, ids):
 
 
 def gradients(model):
-    """By the names in files: transformers 5 holds all experts of a layer in one parameter, and writes them one by one."""
-    for name, p in model.named_parameters():
-        fused = re.fullmatch(r"(.*)\.(gate_up_proj|down_proj)", name) if p.ndim == 3 else None
-        if not fused:
-            yield name, p.grad
-            continue
-        for e, g in enumerate(p.grad):
-            names = ("gate_proj", "up_proj") if fused[2] == "gate_up_proj" else ("down_proj",)
-            for part, values in zip(names, g.chunk(len(names))):
-                yield f"{fused[1]}.{e}.{part}.weight", values
+    """By the names in files: transformers 5 has other names in memory, and all experts of a layer in one parameter."""
+    holder = copy.deepcopy(model)
+    for held, p in zip(holder.parameters(), model.parameters()):
+        held.data = p.grad
+    buffers = {name for name, _ in holder.named_buffers()}
+    with tempfile.TemporaryDirectory() as folder:
+        holder.save_pretrained(folder)
+        for file in sorted(pathlib.Path(folder).glob("*.safetensors")):
+            yield from ((name, g) for name, g in load_file(file).items() if name not in buffers)
 
 
 def reference(model, seed):

@@ -8,6 +8,7 @@
 #include "weft/core/profile.h"
 #include "weft/train/memory.h"
 #include "weft/train/planned_step.h"
+#include "weft/train/ranks.h"
 
 namespace weft::train {
 namespace {
@@ -100,6 +101,10 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
   plan.parameters = count_parameters(task.model);
   if (options.machine.is_fp8())
     for (const Tensor& w : nn::fp8_weights(task.model)) plan.in_fp8 += w.numel();
+  const distributed::Layout& layout = step.step().layout();
+  for (const auto& [name, p] : task.model.named_parameters())
+    if (const auto found = layout.find(name); found != layout.end() && found->second.expert)
+      plan.in_experts += p.numel();
   const auto sent = [&] { return step.ranks().world().stats().bytes_sent; };
   const std::int64_t begin = trace.events(), sent_before = sent(),
                      moved_before = step.step().moved_bytes(),
@@ -148,7 +153,7 @@ MemoryPlan plan_memory(const Task& task, const Options& options, const data::Bat
   return plan;
 }
 
-ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks, double fp8_share) {
+ParameterBytes parameter_bytes(const Options& o, int ranks, ParameterShares shares) {
   const DType dtype = o.machine.model_dtype();
   const auto width = [&](DType t) {
     constexpr double kScale = 1.0 / 32;  // a byte for a block of values
@@ -157,12 +162,15 @@ ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks, double
   };
   ParameterBytes bytes{
       .weight = width(dtype), .gradient = width(o.parallel.grad_reduce), .optimizer = 0};
-  if (o.machine.fp8_weights) bytes.weight *= 1 - fp8_share;
+  if (o.machine.fp8_weights) bytes.weight *= 1 - shares.fp8;
   const bool transposed = planned_device(o).is_gpu() && o.machine.fp8_recipe != Fp8Recipe::block &&
                           o.machine.fp8_backward == fp8::BackwardOverride::none;
-  bytes.weight += fp8_share * (transposed ? 2 : 1);
-  const auto shares = static_cast<double>(data_ranks / o.parallel.dp_replicate);
-  if (o.machine.fp8_weights && o.parallel.zero) bytes.weight += fp8_share * 2 / shares;
+  bytes.weight += shares.fp8 * (transposed ? 2 : 1);
+  const distributed::Degrees degrees = distributed::settle(ranks, degrees_of(o));
+  const double replicas = degrees.dp_replicate;
+  const double dense = replicas / (degrees.dp * degrees.cp);
+  const double kept = dense + shares.experts * (replicas / degrees.edp(ranks) - dense);
+  if (o.machine.fp8_weights && o.parallel.zero) bytes.weight += shares.fp8 * 2 * kept;
   const OptimizerOptions& opt = o.optimizer;
   if (opt.kind == optim::Kind::adamw)
     bytes.optimizer = width(opt.state_dtype) + width(opt.second_moment_dtype());
@@ -172,10 +180,10 @@ ParameterBytes parameter_bytes(const Options& o, std::int64_t data_ranks, double
     bytes.optimizer += opt.master_weights == optim::MasterWeights::f32         ? 4
                        : opt.master_weights == optim::MasterWeights::remainder ? 2
                                                                                : 0;
-  if (o.parallel.zero || o.parallel.fsdp) bytes.optimizer /= shares;
+  if (o.parallel.zero || o.parallel.fsdp) bytes.optimizer *= kept;
   if (o.parallel.fsdp) {
-    bytes.weight /= shares;
-    bytes.gradient /= shares;
+    bytes.weight *= kept;
+    bytes.gradient *= kept;
   }
   return bytes;
 }

@@ -28,6 +28,7 @@ struct MemoryPlan {
   std::int64_t micro_batches = 1;
   std::int64_t parameters = 0;  ///< of this rank
   std::int64_t in_fp8 = 0;      ///< of these, multiplied in FP8
+  std::int64_t in_experts = 0;  ///< of these, of experts
   LiveBytes peak;               ///< its total is the peak of the step
   std::vector<Module> modules;  ///< who had allocated what is live then, largest first
   std::int64_t peak_event = 0;  ///< of `course`
@@ -56,9 +57,12 @@ struct ParameterBytes {
   double weight = 0, gradient = 0, optimizer = 0;
   double total() const { return weight + gradient + optimizer; }
 };
-/// fp8_share: of the parameters, how many are multiplied in FP8.
-ParameterBytes parameter_bytes(const Options& options, std::int64_t data_ranks,
-                               double fp8_share = 0);
+/// Of a rank's parameters, how many are multiplied in FP8, and how many are experts': these are on
+/// the ranks of edp. FP8 weights count as spread evenly over both.
+struct ParameterShares {
+  double fp8 = 0, experts = 0;
+};
+ParameterBytes parameter_bytes(const Options& options, int ranks, ParameterShares shares = {});
 
 /// The categories and modules of a plan in lines of text, and as JSON without the course.
 std::string memory_table(const MemoryPlan& plan, const ParameterBytes& closed);

@@ -66,6 +66,7 @@ io::Json to_json(const MemoryPlan& plan) {
       .set("micro_batches", plan.micro_batches)
       .set("parameters", plan.parameters)
       .set("in_fp8", plan.in_fp8)
+      .set("in_experts", plan.in_experts)
       .set("peak_bytes", plan.peak.total())
       .set("phase", name_of(plan.at_peak().phase))
       .set("micro_batch", plan.at_peak().micro_batch)

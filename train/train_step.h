@@ -67,6 +67,8 @@ class TrainStep {
   void on_phase(const std::function<void(Phase)>& f) { schedule_->on_phase = on_phase_ = f; }
 
   nn::Module& model() { return task_.model; }
+  /// How its parameters are distributed.
+  const distributed::Layout& layout() const { return layout_; }
   distributed::ParallelOptimizer& optimizer() { return *optimizer_; }
 
   /// This rank's tensors for a checkpoint, which the next step changes.

@@ -375,7 +375,7 @@ TEST_CASE("memory plan: bytes a parameter by closed forms") {
       const MemoryPlan plan = plan_memory(o);
       const double share = static_cast<double>(plan.in_fp8) / static_cast<double>(plan.parameters);
       const std::int64_t codes = o.machine.device == "meta" ? 1 : 2;
-      CHECK(train::parameter_bytes(o, 1, share).weight ==
+      CHECK(train::parameter_bytes(o, 1, {.fp8 = share}).weight ==
             2 * (alone ? 1 - share : 1) + static_cast<double>(codes) * share);
       const GptTask gpt(o);
       std::int64_t exact = tensors_of(o, 2);
@@ -400,10 +400,24 @@ TEST_CASE("memory plan: bytes a parameter by closed forms") {
     const MemoryPlan plan = plan_memory(o);
     const double share = static_cast<double>(plan.in_fp8) / static_cast<double>(plan.parameters);
     const double closed = (1 - share) * 2 + share * (2 + 2.0 / dp) + 12.0 / dp;
-    CHECK(std::abs(train::parameter_bytes(o, dp, share).total() - (closed + 4)) < 1e-12);
+    CHECK(std::abs(train::parameter_bytes(o, dp, {.fp8 = share}).total() - (closed + 4)) < 1e-12);
     CHECK(weights_and_states(plan) >= closed);
     CHECK(weights_and_states(plan) < 1.05 * closed);
   }
+  // Of eight ranks with --ep 4 only two have the same expert.
+  GptOptions o = wide(kStates[1]);
+  o.model.moe = experts().model.moe;
+  o.model.moe.ffn = 256;
+  o.parallel.dp = o.batch = 8;
+  o.parallel.ep = 4;
+  o.parallel.zero = true;
+  const MemoryPlan plan = plan_memory(o);
+  const double share = static_cast<double>(plan.in_experts) / static_cast<double>(plan.parameters);
+  const double closed = 2 + 12 * ((1 - share) / 8 + share / 2);
+  CHECK(share > 0.2);
+  CHECK(std::abs(train::parameter_bytes(o, 8, {.experts = share}).total() - (closed + 4)) < 1e-12);
+  CHECK(weights_and_states(plan) >= closed);
+  CHECK(weights_and_states(plan) < 1.05 * closed);
 }
 
 TEST_CASE("memory plan: the activations of a block by a closed form") {
