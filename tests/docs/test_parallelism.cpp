@@ -1,11 +1,15 @@
 // The code of docs/parallelism.md, section 8.
 #include <doctest/doctest.h>
 
+#include "weft/distributed/checkpoint.h"
+#include "weft/distributed/model_slices.h"
+#include "weft/distributed/parallel_optimizer.h"
 #include "weft/distributed/parallelize.h"
 #include "weft/distributed/redistribute.h"
 #include "weft/tests/model_layouts.h"
 #include "weft/tests/parallel_support.h"
 #include "weft/tests/ranks.h"
+#include "weft/tests/temp_folder.h"
 
 namespace weft::distributed::parallelism_test {
 namespace {
@@ -90,6 +94,25 @@ std::map<std::string, Tensor> gradients(const Model& model, const Tensor& x, con
   return out;
 }
 
+// Three steps of AdamW on this rank's part of four rows.
+std::unique_ptr<ParallelOptimizer> train(Model& model, const DeviceMesh& mesh, const Layout& layout,
+                                         const DdpOptions& options) {
+  const std::int64_t rows = 4 / mesh.dp().size(), first = rows * mesh.dp().rank();
+  const Tensor x = input().narrow(0, first, rows).clone();
+  auto adam = make_optimizer(model, mesh, layout, optim::AdamWOptions{.lr = 1e-2}, options);
+  for (int step = 0; step < 3; ++step) {
+    adam->wait();
+    adam->zero_grad();
+    Tape tape;
+    const Tensor loss = sum(square(model(x)));
+    adam->watch(tape);
+    loss.backward(test::cotangent(loss, 4 * 6 * 3));
+    adam->step(adam->finish(0.5));
+  }
+  adam->wait();
+  return adam;
+}
+
 }  // namespace
 
 TEST_CASE("parallelism: a user's modules over tp have the gradients of one rank") {
@@ -111,6 +134,46 @@ TEST_CASE("parallelism: a user's modules over tp have the gradients of one rank"
     }
     test::check_same_traces(w);
   });
+}
+
+TEST_CASE("parallelism: a user's plan trains over tp and dp, sharded too, and is saved") {
+  Model alone = make(8);
+  run_ranks(1, [&](World& w) { train(alone, DeviceMesh(w), {}, {}); });
+  for (const bool shard : {false, true}) {
+    const test::TempFolder out;
+    std::map<std::string, Tensor> saved;
+    run_ranks(4, [&](World& w) {
+      DeviceMesh mesh(w, {.dp = 2, .tp = 2});
+      Model model = make(8);
+      const Layout layout = parallelize(model, mesh, plan());
+      const auto adam = train(model, mesh, layout, {.bucket_size = 100, .shard = shard});
+      for (const NamedTensor& p : model.named_parameters()) {
+        ParameterLayout held = layout.at(p.name);
+        held.tp_partial = false;  // it describes gradients
+        const Tensor all = test::whole_of(p.tensor.detach(), held, mesh.tp());
+        if (w.rank() == 0) saved[p.name] = all;
+      }
+      save_checkpoint(w, out.path(), 3, model_slices(model.state_dict(), mesh, layout),
+                      adam->state(), "{}");
+    });
+    run_ranks(1, [&](World& w) {
+      const auto found = find_checkpoint(w, out.path());
+      REQUIRE(found);
+      const ShardFiles files(found->shards("model"));
+      Model model = make(8);
+      model.load_state_dict(read_model(model.state_dict(), {}, files));
+      const auto adam =
+          make_optimizer(model, DeviceMesh(w), {}, optim::AdamWOptions{.lr = 1e-2}, {});
+      adam->load_state(ShardFiles(found->shards("optim")));
+      CHECK(adam->steps() == 3);
+      const NamedTensors want = alone.named_parameters(), got = model.named_parameters();
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        CAPTURE(got[i].name);
+        CHECK(test::different_bits(got[i].tensor.detach(), saved.at(got[i].name)) == "");
+        CHECK(test::distance({got[i].tensor}, {want[i].tensor}) < 1e-9);
+      }
+    });
+  }
 }
 
 TEST_CASE("parallelism: tokens cut between the products, as with sp") {
