@@ -101,7 +101,9 @@ def failure(case):
 
 
 def main(cases, at_once=1):
-    """`at_once`: how many cases run side by side; for cases that wait for deadlines most of their time."""
+    """`at_once`: how many cases run side by side; for cases that wait for deadlines most of their time.
+    WEFT_TEST_RUNS repeats them all, for faults that depend on timing."""
+    cases = cases * int(os.environ.get("WEFT_TEST_RUNS", "1"))
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         failures = [said for said in pool.map(failure, cases) if said]
     print(*failures, f"{len(cases) - len(failures)} of {len(cases)} cases passed", sep="\n")

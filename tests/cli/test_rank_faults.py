@@ -51,7 +51,7 @@ def killed_at(folder, out, ranks, victim, when, *args, program="train_gpt"):
 
 def killed(folder):
     """Five kills each in forward, in backward, with gradients in flight and in a save."""
-    layouts = ["--zero"], ["--tp", "2"], ["--tp", "2", "--sp"], [], ["--zero", "--tp", "2"]
+    layouts = ["--zero"], ["--tp", "2"], ["--tp", "2", "--sp"], [], ["--fsdp"]
     for i, layout in enumerate(layouts):
         for j, phase in enumerate(("forward", "backward", "update", f"save:{2 * i}")):
             killed_at(folder, f"{phase}{i}", 2, (i + j) % 2, phase, *layout)
