@@ -114,7 +114,7 @@ TEST_CASE("options: config.toml contains every setting") {
       "force-balance "
       "fp8-backward fp8-history fp8-recipe fp8-weights global-aux-coeff graph "
       "jitter "
-      "latent lora-alpha lora-dropout lora-rank lora-targets loss-scale-steps master-weights "
+      "latent lora-alpha lora-dropout lora-targets loss-scale-steps master-weights "
       "mtp-detach mtp-repeat offload "
       "offload-folder offload-fraction "
       "offload-least pre-softmax qk-norm-joint rank recompute-every recompute-layers reshard-depth "
