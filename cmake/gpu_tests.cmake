@@ -64,7 +64,7 @@ if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
   if(NOT WEFT_SANITIZE)
     add_test(NAME cli_nccl_faults
       COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_nccl_faults.py)
-    set_tests_properties(cli_nccl_faults PROPERTIES PROCESSORS 2
+    set_tests_properties(cli_nccl_faults PROPERTIES RUN_SERIAL ON
       ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:nccl_fault_program>;PYTHONDONTWRITEBYTECODE=1")
   endif()
 endif()

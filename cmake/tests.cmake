@@ -171,7 +171,7 @@ endif()
 # Its ranks are up to eight threads that wait for each other: next to another test they take ten
 # times as long.
 if(TARGET tests_examples)
-  set_tests_properties(session_layouts PROPERTIES PROCESSORS 2)
+  set_tests_properties(session_layouts PROPERTIES RUN_SERIAL ON)
 endif()
 
 # Whole models, repeatedly, and every float: without sanitizers only.
@@ -267,11 +267,11 @@ if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
     list(APPEND weft_mpi_tests cli_${case})
   endforeach()
   # With few processors, parallel tests would make a rank look lost.
-  set_tests_properties(${weft_mpi_tests} PROPERTIES PROCESSORS 2 LABELS mpi)
+  set_tests_properties(${weft_mpi_tests} PROPERTIES RUN_SERIAL ON LABELS mpi)
   if(TEST cli_rank_faults)
     # They wait longer than they compute and have no tight limits: in parallel, and first.
-    set_tests_properties(cli_mpi_ranks cli_rank_errors PROPERTIES PROCESSORS 1 COST 20)
-    set_tests_properties(cli_rank_faults PROPERTIES PROCESSORS 1 COST 100)
+    set_tests_properties(cli_mpi_ranks cli_rank_errors PROPERTIES RUN_SERIAL OFF COST 20)
+    set_tests_properties(cli_rank_faults PROPERTIES RUN_SERIAL OFF COST 100)
   endif()
   if(WEFT_SANITIZE)  # MPI's own leaks
     set_property(TEST ${weft_mpi_tests} mpi_world APPEND PROPERTY ENVIRONMENT ASAN_OPTIONS=detect_leaks=0)
@@ -286,7 +286,7 @@ if(WEFT_EXAMPLES AND NOT WEFT_SANITIZE)
     set_tests_properties(cli_${case} PROPERTIES ENVIRONMENT
       "WEFT_BIN=$<TARGET_FILE_DIR:weft_launch>;PYTHONDONTWRITEBYTECODE=1")
   endforeach()
-  set_tests_properties(cli_tcp PROPERTIES PROCESSORS 2)  # its ranks have seconds to answer
+  set_tests_properties(cli_tcp PROPERTIES RUN_SERIAL ON)  # its ranks have seconds to answer
   set_tests_properties(cli_launch PROPERTIES COST 20)
 endif()
 

@@ -33,13 +33,13 @@ std::string failure_of(F&& f) {
 // peak_bytes must not. The copy is the first to touch this memory, and the step waits for it: with
 // large pages it takes half as long.
 Tensor uncounted(const Shape& shape, DType dtype) {
-  constexpr std::size_t kLargePage = std::size_t{1} << 21;
-  const std::size_t bytes =
-      std::max<std::size_t>(static_cast<std::size_t>(shape.numel()) * size_of(dtype), 1);
-  const bool large = bytes >= kLargePage;
-  void* const data = std::aligned_alloc(large ? kLargePage : 64, bytes);
+  constexpr std::size_t kLine = 64, kLargePage = std::size_t{1} << 21;
+  const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
+  const std::size_t unit = bytes < kLargePage ? kLine : kLargePage;
+  const std::size_t room = (std::max<std::size_t>(bytes, 1) + unit - 1) / unit * unit;
+  void* const data = std::aligned_alloc(unit, room);
   if (data == nullptr) throw std::bad_alloc();
-  if (large) madvise(data, bytes, MADV_HUGEPAGE);
+  if (unit == kLargePage) madvise(data, bytes / unit * unit, MADV_HUGEPAGE);
   return Tensor::wrap(data, shape, dtype, std::free, data);
 }
 

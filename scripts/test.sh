@@ -23,7 +23,8 @@ build() {  # build PRESET [CMAKE ARGUMENTS]: compiles $target
 ctest_in() {  # ctest_in PRESET [CTEST ARGUMENTS]
   local preset=$1
   shift
-  tests "ctest-$preset" ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure \
+  # One more than processors: some tests wait longer than they compute.
+  tests "ctest-$preset" ctest --test-dir "build/$preset" -j "$((jobs + 1))" --output-on-failure \
     --no-tests=error --timeout 600 "$@"
 }
 

@@ -159,5 +159,5 @@ def threads(folder):
 
 
 if __name__ == "__main__":
-    main([nothing_wrong, threads, absent, one_thread, killed, left_without_a_word, stopped, computes, ended, threw,
-          threw_elsewhere, stopped_far_away, skipped, called_something_else, missing_in_one_lane, stopped_at_the_end], at_once=4)
+    main([called_something_else, nothing_wrong, threads, absent, one_thread, killed, left_without_a_word, stopped, computes, ended, threw,
+          threw_elsewhere, stopped_far_away, skipped, missing_in_one_lane, stopped_at_the_end], at_once=6)

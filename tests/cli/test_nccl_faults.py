@@ -78,4 +78,4 @@ def does_not_abort(folder):
     faulty(folder, "stuck", "NCCL did not abort within 2 s after the job has failed: " + SECOND)
 
 
-main([well, throws, over_tcp, computes, stops, network, does_not_connect, does_not_abort], at_once=4)
+main([well, throws, over_tcp, computes, stops, network, does_not_connect, does_not_abort], at_once=6)

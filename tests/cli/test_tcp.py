@@ -134,4 +134,4 @@ def processors_are_shared(folder):
 
 if __name__ == "__main__":
     main([collectives_have_the_same_bits, trainers_have_the_same_bits, gone, hangs, calls_something_else, absent,
-          strangers, processors_are_shared], at_once=3)
+          strangers, processors_are_shared], at_once=4)
