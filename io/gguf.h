@@ -45,7 +45,7 @@ struct GgufTensor {
 /// Writes a file, atomically and fsynced. Values are converted from any floating dtype by way of
 /// f32; q8_0 as llama.cpp does it. Memory: a piece, and the piece in the type of the file.
 /// Throws Error on a shape that does not fit its type, pieces with another number of values, a
-/// value that is not finite for q8_0, and when writing fails.
+/// value that q8_0 or f16 cannot hold, and when writing fails.
 FileSummary write_gguf(const std::string& path, const GgufMetadata& metadata,
                        const std::vector<GgufTensor>& tensors);
 

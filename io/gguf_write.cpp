@@ -68,6 +68,17 @@ std::int64_t bytes_of(const GgufTensor& t) {
 
 Tensor as(const Tensor& t, DType dtype) { return t.dtype() == dtype ? t : t.to(dtype); }
 
+// A finite value must not become an infinity; `most` is the largest number of the type.
+void check_range(const Tensor& values, double most, const char* type, const std::string& name) {
+  const Tensor x = as(values, DType::f32);
+  for (const float v : std::span(x.data<float>(), static_cast<std::size_t>(x.numel())))
+    check(!(std::isfinite(v) && std::abs(v) > most),
+          "gguf: tensor {} must have values up to {} for {}, got {}; use bf16 or f32", name, most,
+          type, static_cast<double>(v));
+}
+
+constexpr double kMostF16 = 65504;
+
 void write_piece(AtomicFile& file, const Tensor& piece, const GgufTensor& t) {
   // Rounded once, to f32, on the way to every type.
   const bool is_wide = piece.dtype() == DType::f64;
@@ -77,12 +88,14 @@ void write_piece(AtomicFile& file, const Tensor& piece, const GgufTensor& t) {
     const std::span<const float> all(x.data<float>(), static_cast<std::size_t>(x.numel()));
     check(std::all_of(all.begin(), all.end(), [](float v) { return std::isfinite(v); }),
           "gguf: tensor {} has a value that is not finite, which q8_0 cannot hold", t.name);
+    check_range(x, 127 * kMostF16, "q8_0", t.name);
     file.write(gguf_q8_0(all));
     return;
   }
   const DType dtype = t.type == GgufType::f32   ? DType::f32
                       : t.type == GgufType::f16 ? DType::f16
                                                 : DType::bf16;
+  if (dtype == DType::f16 && values.dtype() != dtype) check_range(values, kMostF16, "f16", t.name);
   const Tensor x = as(values, dtype);
   file.write(x.raw(), static_cast<std::size_t>(x.numel()) * size_of(dtype));
 }
@@ -96,10 +109,12 @@ std::string gguf_q8_0(std::span<const float> values) {
     const std::span<const float> block = values.subspan(first, kGgufBlock);
     float most = 0;
     for (const float v : block) most = std::max(most, std::abs(v));
-    // Division, then multiplication by the reciprocal, as the reference rounds.
-    const float factor = most / 127, scale = factor == 0 ? 0 : 1 / factor;
-    char raw[2];
+    // Division, then multiplication by the reciprocal, as the reference rounds; the reciprocal of
+    // the smallest factors is infinite.
+    const float factor = most / 127, inverse = 1 / factor;
+    const float scale = std::isfinite(inverse) ? inverse : 0;
     const f16 narrow(factor);
+    char raw[2];
     std::memcpy(raw, &narrow.bits, sizeof raw);
     out.append(raw, sizeof raw);
     for (const float v : block)

@@ -227,8 +227,15 @@ TEST_CASE("gguf: a value that is not finite has no block") {
   CHECK_THROWS_WITH_AS(io::write_gguf(out / "x.gguf", {}, {t}),
                        "gguf: the rows of tensor x must be a multiple of 32 for q8_0, got 16",
                        Error);
+  t.type = GgufType::f16;
+  t.pieces = {[] { return Tensor::full({2, 16}, 1e6); }};
+  CHECK_THROWS_WITH_AS(
+      io::write_gguf(out / "x.gguf", {}, {t}),
+      "gguf: tensor x must have values up to 65504 for f16, got 1e+06; use bf16 or f32", Error);
   CHECK(!io::exists(out / "x.gguf"));
   CHECK(!io::exists(out / "x.gguf.tmp"));
+  const std::vector<float> tiny(32, 1e-38f);
+  CHECK(io::gguf_q8_0(tiny) == std::string(34, '\0'));
 }
 
 }  // namespace weft::gguf_test
