@@ -134,14 +134,17 @@ if(WEFT_SANITIZE STREQUAL "")
   weft_isa_test(avx512 simd)
 endif()
 
-# Tokenizer files: scripts/tokenizer_oracle.py runs the first program, and the sanitizers' job the
-# second for some seconds per format; more runs by hand.
+# Files of others: scripts/tokenizer_oracle.py runs the first program. The fuzz programs run for
+# seconds per format, with sanitizers fewer times; more runs by hand.
 foreach(program tokenizer_program fuzz_tokenizer)
   add_executable(${program} tests/${program}.cpp)
   target_link_libraries(${program} PRIVATE weft_tokenizer weft_flags)
 endforeach()
 if(NOT WEFT_SANITIZE STREQUAL "thread")
   set(runs 2000)
+  if(WEFT_SANITIZE STREQUAL "")
+    set(runs 60000)
+  endif()
   foreach(file qwen.json tekken.json ranks.tiktoken small.model)
     add_test(NAME fuzz_tokenizer_${file}
       COMMAND fuzz_tokenizer ${PROJECT_SOURCE_DIR}/tests/fixtures/tokenizers/${file} ${runs})
