@@ -59,6 +59,7 @@ def adapted(name, seed):
 def write(folder, name, seed):
     """The adapter, logits of it, and the weights that it changes, after the merge."""
     wrapped = adapted(name, seed)
+    wrapped.peft_config["default"].base_model_name_or_path = str((MODELS / ADAPTERS[name][0]).relative_to(ROOT))
     wrapped.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
     ids = torch.randint(131, (1, T), generator=torch.Generator().manual_seed(seed))
