@@ -71,7 +71,8 @@ list(REMOVE_ITEM weft_sources ${weft_loops})
 # Code that runs a few times per step and layer, or once, is compiled for fast compilation: all but
 # the tape, the ops that users call on a few elements and most of the core. -Og compiles it in 0.7 of
 # the time of -O1, and makes GCC 12 see uninitialised members in optionals and variants that it
-# analyses correctly with -O1. With a sanitizer -O0 compiles it in 0.45 of the time of -O1, and few tests spend their time in it.
+# analyses correctly with -O1. With a sanitizer -O0 compiles it in 0.45 of the time of -O1, and few
+# tests spend their time in it.
 if(WEFT_SANITIZE STREQUAL "")
   set(weft_cold_options $<$<CONFIG:Release>:-Og>
     $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-Wno-maybe-uninitialized>)

@@ -85,11 +85,11 @@ void check_options(const Options& o) {
         o.to);
   check(o.adapter.empty() || !is_gguf(o),
         "--adapter: goes into a .gguf file by way of a Hugging Face folder; name one with --to");
+  check(o.file_mb >= 1 && o.file_mb <= 1'000'000, "--file-mb: must be in [1, 1000000], got {}",
+        o.file_mb);
   if (is_gguf(o)) return check(!io::exists(o.to), "--to: '{}' exists", o.to);
   check(!io::exists(o.to) || (io::is_directory(o.to) && io::list_directory(o.to).empty()),
         "--to: must be a new or an empty folder, got '{}'", o.to);
-  check(o.file_mb >= 1 && o.file_mb <= 1'000'000, "--file-mb: must be in [1, 1000000], got {}",
-        o.file_mb);
 }
 
 // The adapter of a run, as a folder of PEFT; false: the run has none.

@@ -7,6 +7,7 @@
 
 #include "weft/core/error.h"
 #include "weft/examples/common/gpt_plan.h"
+#include "weft/examples/common/gpt_task.h"
 #include "weft/examples/common/text_tokenizer.h"
 #include "weft/io/file.h"
 #include "weft/io/memory_plot.h"
@@ -73,9 +74,10 @@ std::string difference(std::int64_t bytes, const char* plus) {
 }
 
 void print_step(const GptOptions& o, const MemoryPlan& plan) {
-  print_fact("parameters",
-             message("{} of this rank, {} in all", train::with_separators(plan.parameters),
-                     train::with_separators(o.gpt().parameter_count())));
+  print_fact(
+      "parameters",
+      message("{} of this rank, {} in all", train::with_separators(plan.parameters),
+              train::with_separators(o.gpt().parameter_count() + examples::adapter_parameters(o))));
   print_fact("rank",
              message("{} of {}, {} micro-batches", plan.rank, plan.ranks, plan.micro_batches));
   print_fact("peak memory",

@@ -9,7 +9,7 @@
 namespace weft::io {
 namespace {
 
-constexpr std::int64_t kMostEntries = 1'000'000;
+constexpr std::int64_t kMostEntries = 1'000'000, kMostStrings = 16'000'000;
 constexpr std::int64_t kMostName = 65'535, kMostAxes = 4;
 constexpr std::int64_t kMostText = std::int64_t{1} << 20;    ///< longer ones stay in the file
 constexpr std::int64_t kMostKept = std::int64_t{256} << 20;  ///< bytes of all names and texts
@@ -37,7 +37,10 @@ constexpr TensorType kTensorTypes[] = {
     {"iq2_xxs", 256, 66}, {"iq2_xs", 256, 74}, {"iq3_xxs", 256, 98}, {"iq1_s", 256, 50},
     {"iq4_nl", 32, 18},   {"iq3_s", 256, 110}, {"iq2_s", 256, 82},   {"iq4_xs", 256, 136},
     {"i8", 1, 1},         {"i16", 1, 2},       {"i32", 1, 4},        {"i64", 1, 8},
-    {"f64", 1, 8},        {"iq1_m", 256, 56},  {"bf16", 1, 2}};
+    {"f64", 1, 8},        {"iq1_m", 256, 56},  {"bf16", 1, 2},       {"", 0, 0},
+    {"", 0, 0},           {"", 0, 0},          {"tq1_0", 256, 54},   {"tq2_0", 256, 66},
+    {"", 0, 0},           {"", 0, 0},          {"", 0, 0},           {"mxfp4", 32, 17},
+    {"nvfp4", 64, 36},    {"q1_0", 128, 18}};
 
 const TensorType* tensor_type(std::uint32_t type) {
   return type < std::size(kTensorTypes) && kTensorTypes[type].block > 0 ? &kTensorTypes[type]
@@ -160,11 +163,16 @@ class GgufFile::Reader {
     return kValueTypes[type];
   }
 
+  std::string new_name(std::set<std::string>& names, const char* of) {
+    std::string name = in_.text(kMostName);
+    keep(name);
+    require(names.insert(name).second, "two {} are called {}", of, json_quote(name));
+    return name;
+  }
+
   void read_entry() {
     Entry e;
-    e.key = in_.text(kMostName);
-    keep(e.key);
-    require(keys_.insert(e.key).second, "two values are called {}", json_quote(e.key));
+    e.key = new_name(keys_, "values");
     const auto type = in_.number<std::uint32_t>();
     e.type = value_type(type, e.key).name;
     e.at = in_.at();
@@ -199,6 +207,8 @@ class GgufFile::Reader {
             "{}: an array of {} values does not fit into the file", json_quote(e.key), n);
     e.count = static_cast<std::int64_t>(n);
     if (of.bytes > 0) return in_.skip(e.count * of.bytes);
+    require(e.count <= kMostStrings, "{}: an array must have at most {} strings, got {}",
+            json_quote(e.key), kMostStrings, e.count);
     for (std::int64_t i = 0; i < e.count; ++i) in_.skip(in_.length());
   }
 
@@ -229,9 +239,7 @@ class GgufFile::Reader {
 
   void read_info() {
     Info t;
-    t.name = in_.text(kMostName);
-    keep(t.name);
-    require(names_.insert(t.name).second, "two tensors are called {}", json_quote(t.name));
+    t.name = new_name(names_, "tensors");
     const auto axes = in_.number<std::uint32_t>();
     require(axes <= kMostAxes, "tensor {} must have at most {} axes, got {}", json_quote(t.name),
             kMostAxes, std::int64_t{axes});

@@ -10,6 +10,7 @@
 #include "weft/core/error.h"
 #include "weft/core/pattern.h"
 #include "weft/nn/linear.h"
+#include "weft/nn/moe.h"
 #include "weft/nn/walk.h"
 
 namespace weft::nn {
@@ -168,6 +169,17 @@ void add_lora(Module& model, const LoraOptions& o) {
   for (const Target& t : targets)
     if (!t.used) refuse(model, t);
   check(!places.empty(), "lora: the model has no Linear");
+  // A MoE gives its layers tokens without rows, by which a rank's masks are numbered.
+  if (o.dropout > 0)
+    detail::for_each_module(model, [&](const std::string& name, Module& m) {
+      if (!dynamic_cast<MoE*>(&m)) return;
+      for_each_linear(m, [&](const std::string& inner, Linear& l) {
+        check(std::none_of(places.begin(), places.end(),
+                           [&](const Place& p) { return p.linear == &l; }),
+              "lora: dropout does not exist yet for {}, a layer of a mixture of experts",
+              joined(name, inner));
+      });
+    });
   model.set_requires_grad(false);
   for (const Place& p : places) {
     const Tensor& w = p.linear->weight;

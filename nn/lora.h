@@ -64,8 +64,9 @@ std::vector<LoraPlace> lora_places(const Module& model);
 /// a place or its end after a dot. Of a packed projection, parts have adapters of their own: "qkv"
 /// gives one to each of q, k and v, "qkv.q" to q alone. Empty: every Linear but one named head. a
 /// starts uniform in +-1/sqrt(in), as in PEFT. Call it before parallelize().
-/// Throws Error if the rank is below 1, the model has adapters or is sharded, or a target matches
-/// no Linear: grouped weights of experts, routers and tables cannot have one.
+/// Throws Error if the rank is below 1, the model has adapters or is sharded, a target matches no
+/// Linear (grouped weights of experts, routers and tables cannot have one), or there is dropout for
+/// a Linear of a MoE.
 void add_lora(Module& model, const LoraOptions& options);
 
 /// The parameters of all adapters, by their names in the model.

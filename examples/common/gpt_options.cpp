@@ -170,9 +170,6 @@ void GptOptions::check_lora() const {
               "--lora-rank: needs --tp-overlap none");
   weft::check(lora.dropout == 0 || parallel.tp == 1,
               "--lora-dropout: does not exist yet with --tp, got {}", parallel.tp);
-  // Layers of a mixture get tokens without rows, by which a rank's masks are numbered.
-  weft::check(lora.dropout == 0 || model.moe.experts == 0,
-              "--lora-dropout: does not exist yet with --experts, got {}", model.moe.experts);
 }
 
 bool GptOptions::counts_balance() const { return !gpt().moe.router.balance.empty(); }

@@ -47,12 +47,8 @@ void print_recompute(GptOptions o, int ranks, int rank) {
 void print_plan(const GptOptions& o, const GptData& data, const train::Ranks& ranks) {
   const std::int64_t step = o.batch * o.model.seq;
   print_fact("parameters", grouped(o.gpt().parameter_count()));
-  if (o.lora.rank > 0) {
-    GptTask gpt(o);
-    std::int64_t trained = 0;
-    for (const NamedTensor& p : nn::lora_parameters(gpt.model)) trained += p.tensor.numel();
-    print_fact("trained", message("{} parameters of adapters", grouped(trained)));
-  }
+  if (o.lora.rank > 0)
+    print_fact("trained", message("{} parameters of adapters", grouped(adapter_parameters(o))));
   print_fact("data", message("{} tokens, and {} held out for evaluation", grouped(data.tokens()),
                              grouped(data.held_out_tokens())));
   if (data.bytes_per_token > 0 && data.bytes_per_token != 1)

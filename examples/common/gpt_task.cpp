@@ -122,6 +122,13 @@ train::Task GptTask::task() {
   return task;
 }
 
+std::int64_t adapter_parameters(const GptOptions& options) {
+  if (options.lora.rank == 0) return 0;
+  std::int64_t n = 0;
+  for (const NamedTensor& p : nn::lora_parameters(make_on_meta(options))) n += p.tensor.numel();
+  return n;
+}
+
 std::int64_t predict_peak_bytes(const GptOptions& o, int ranks, int rank) {
   GptTask gpt(o);
   const Tensor row = Tensor::empty({1, o.model.seq}, DType::i32);

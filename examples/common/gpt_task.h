@@ -21,6 +21,9 @@ class GptTask {
   GptOptions options_;
 };
 
+/// Parameters of the adapters that --lora-rank adds; 0 without it.
+std::int64_t adapter_parameters(const GptOptions& options);
+
 /// train::predict_peak_bytes() of that task.
 std::int64_t predict_peak_bytes(const GptOptions& options, int ranks, int rank);
 /// train::predict_copied_by_save() of that task.

@@ -152,10 +152,6 @@ TEST_CASE("lora run: settings that do not fit") {
           o.parallel.tp = 2;
           o.lora.dropout = 0.1;
         }) == "--lora-dropout: does not exist yet with --tp, got 2");
-  CHECK(error([](auto& o) {
-          o.model.moe.experts = 4;
-          o.lora.dropout = 0.1;
-        }) == "--lora-dropout: does not exist yet with --experts, got 4");
 }
 
 }  // namespace weft::lora_run_test

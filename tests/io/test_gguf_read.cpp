@@ -99,6 +99,7 @@ TEST_CASE("gguf: hostile headers") {
            "\"k\": an array of 2305843009213693953 values does not fit into the file");
   f.refuse(header(1, 0) + tensor("t", {4, 4, 4, 4, 4}, 0, 0),
            "tensor \"t\" must have at most 4 axes, got 5");
+  f.refuse(header(1, 0) + tensor("t", {32}, 31, 0), "tensor \"t\" has type 31, which is not known");
   f.refuse(header(1, 0) + tensor("t", {32}, 99, 0), "tensor \"t\" has type 99, which is not known");
   f.refuse(header(1, 0) + tensor("t", {33}, 8, 0),
            "tensor \"t\" must have rows of whole blocks and a size below 2^63 bytes");

@@ -207,6 +207,15 @@ TEST_CASE("lora: messages") {
   nn::add_lora(model, {.rank = 1});
   CHECK(error({.rank = 1}) == "lora: blocks.0.attn.qkv has an adapter already");
 
+  // The masks of layers that get rows are right also beside experts.
+  c.moe.shared_ffn = 8;
+  nn::Gpt mixed(c);
+  CHECK(test::error_of(
+            [&] { nn::add_lora(mixed, {.rank = 1, .dropout = 0.1, .targets = "q,down"}); }) ==
+        "lora: dropout does not exist yet for blocks.0.moe.shared.mlp.down, a layer of a "
+        "mixture of experts");
+  nn::add_lora(mixed, {.rank = 1, .dropout = 0.1, .targets = "q"});
+
   nn::GptConfig tied = config(Arch::gpt2);
   nn::Gpt shared = adapted(tied, {.rank = 1, .targets = "head"});
   CHECK(test::error_of([&] { nn::merge_lora(shared); }) ==
