@@ -7,8 +7,8 @@
 namespace weft::train {
 namespace {
 
-// A text without meaning to roff: a dot at the start of a line is a command there, and a plain minus
-// is a hyphen.
+// A text without meaning to roff: a dot at the start of a line is a command there, and a plain
+// minus is a hyphen.
 std::string roff(const std::string& text) {
   std::string out;
   for (const char c : text) {
