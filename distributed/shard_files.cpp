@@ -303,6 +303,12 @@ ShardSlice ShardFiles::slice(const Source& s) const {
   return s.slice == kWhole ? ShardSlice::of(whole_shape(s)) : slices_[s.slice];
 }
 
+std::vector<std::string> ShardFiles::paths() const {
+  std::vector<std::string> list;
+  for (const io::SafetensorsFile& file : files_) list.push_back(file.path());
+  return list;
+}
+
 std::vector<std::string> ShardFiles::names() const {
   std::vector<std::string> list;
   for (const Source& s : sources_)

@@ -86,6 +86,7 @@ class ShardFiles {
   /// others open only the files whose data they need.
   ShardFiles(World& world, const std::vector<std::string>& paths);
 
+  std::vector<std::string> paths() const;
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const;
   /// Shape of the whole tensor. Throws Error on a name that no file has.

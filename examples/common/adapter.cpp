@@ -3,10 +3,12 @@
 #include <utility>
 
 #include "weft/core/error.h"
+#include "weft/distributed/hf_folder.h"
 #include "weft/distributed/peft_folder.h"
 #include "weft/distributed/shard_files.h"
 #include "weft/examples/common/gpt_task.h"
 #include "weft/io/checkpoint.h"
+#include "weft/io/crc32c.h"
 #include "weft/io/file.h"
 #include "weft/io/json_fields.h"
 #include "weft/nn/gpt.h"
@@ -31,6 +33,16 @@ std::optional<AdapterRun> find_adapter_run(const std::string& path) {
   io::fields_from_json(*lora, "state.json", run.weights.options);
   run.weights.tensors = distributed::ShardFiles(found->shards("model")).state_dict();
   return run;
+}
+
+std::int64_t fingerprint(const std::string& path) {
+  std::uint32_t crc = 0;
+  for (const std::string& file : distributed::open_weights(path).paths()) {
+    const io::FileSummary part = io::sample(file);
+    crc = io::crc32c(&part.bytes, sizeof part.bytes, crc);
+    crc = io::crc32c(&part.crc32c, sizeof part.crc32c, crc);
+  }
+  return crc;
 }
 
 void check_whole_model(const std::string& path, const io::Json& state) {

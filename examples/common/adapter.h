@@ -23,6 +23,9 @@ struct AdapterRun {
 };
 /// Nothing if the folder holds no checkpoint, or one of a whole model.
 std::optional<AdapterRun> find_adapter_run(const std::string& path);
+/// A number that changes with the weights open_weights() finds in `path`; reads at most 1 MiB of
+/// each file. Throws Error as open_weights().
+std::int64_t fingerprint(const std::string& path);
 /// Throws Error (Fault::user) that says how to use it if the state is that of an adapter.
 void check_whole_model(const std::string& path, const io::Json& state);
 

@@ -88,6 +88,8 @@ struct GptOptions : train::Options {
   nn::LoraOptions lora;
   BalanceOptions balance;
   bool dry_run = false;  ///< only a command-line flag
+  /// By train_gpt(): the fingerprint() of the weights that an adapter is trained on.
+  std::int64_t base_crc32c = 0;
 
   template <class V>
   void fields(V& v) {

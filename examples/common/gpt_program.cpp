@@ -10,6 +10,7 @@
 #include "weft/core/peak_flops.h"
 #include "weft/distributed/hf_folder.h"
 #include "weft/distributed/launcher.h"
+#include "weft/examples/common/adapter.h"
 #include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/gpt_data.h"
 #include "weft/examples/common/gpt_task.h"
@@ -124,6 +125,7 @@ int train_gpt(GptOptions options) {
   const bool resumes = options.run.resume && io::exists(options.out + "/checkpoints");
   if (!options.run.weights.empty() && !resumes)
     check_weights(options.gpt(), distributed::open_weights(options.run.weights));
+  if (options.lora.rank > 0) options.base_crc32c = fingerprint(options.run.weights);
   const std::int32_t highest = data.check_vocab(options.model.vocab);
   if (!options.dry_run)
     train::check_peak_memory(options, [&] {

@@ -108,12 +108,20 @@ train::Task GptTask::task() {
   }
   task.state.set("model", config);
   const io::Json adapter = options_.lora.rank > 0 ? io::fields_to_json(options_.lora) : io::Json();
-  if (!adapter.is_null()) task.state.set("lora", adapter).set("base", options_.run.weights);
-  task.check_state = [config, checksum, adapter](const io::Json& state) {
+  const std::string base = options_.run.weights;
+  const std::int64_t base_checksum = options_.base_crc32c;
+  if (!adapter.is_null())
+    task.state.set("lora", adapter).set("base", base).set("base_crc32c", base_checksum);
+  task.check_state = [=](const io::Json& state) {
     const io::Json* const lora = state.find("lora");
     check((lora ? lora->dump() : "null") == adapter.dump(),
           "--resume: the checkpoint has the adapter {}, this run {}", lora ? lora->dump() : "none",
           adapter.is_null() ? "none" : adapter.dump());
+    // Older checkpoints of adapters do not have it.
+    const io::Json* const weights = state.find("base_crc32c");
+    check(!weights || weights->as_int() == base_checksum,
+          "--resume: the weights in '{}' must be those that the adapter was trained on, got others",
+          base);
     const io::Json* const saved = state.find("tokenizer_crc32c");
     check((saved ? saved->as_int() : 0) == checksum,
           "--tokenizer: must be the one in the checkpoint, or its ids mean other text");

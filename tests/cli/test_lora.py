@@ -2,6 +2,7 @@
 """Adapters: trained on a model, used beside it, as PEFT folders, merged into it, and refused."""
 import json
 import pathlib
+import shutil
 
 from support import main, refused, run, text, train
 
@@ -31,6 +32,15 @@ def from_run_to_peft_and_into_the_model(folder):
     assert losses[0] != losses[1], losses
 
 
+def a_resumed_run_needs_the_same_model(folder):
+    base = shutil.copytree(LLAMA, f"{folder}/base")
+    train("--init", base, "--data", text(folder), "--seq", 32, "--batch", 4, "--steps", 1, "--lora-rank", 2, "--out",
+          f"{folder}/run")
+    weights = pathlib.Path(base) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\x80?")
+    refused(run("train_gpt", "--out", f"{folder}/run", "--resume", "--steps", 2), 2, "--resume", base, "trained on")
+
+
 def the_plan_of_an_adapter(folder):
     """Less than that of the whole model, which has gradients and moments of all weights."""
     del folder
@@ -53,4 +63,4 @@ def wrong_use(folder):
 
 
 if __name__ == "__main__":
-    main([from_run_to_peft_and_into_the_model, the_plan_of_an_adapter, wrong_use])
+    main([from_run_to_peft_and_into_the_model, a_resumed_run_needs_the_same_model, the_plan_of_an_adapter, wrong_use])

@@ -68,6 +68,24 @@ TEST_CASE("file: a file larger than one chunk has the checksum of its bytes") {
   CHECK(io::read_file(folder / "x") == text);
 }
 
+TEST_CASE("file: a sample of a large file sees changes of its pieces and of its size") {
+  const test::TempFolder folder;
+  const std::string path = folder / "x";
+  std::string text(2'000'000, 'a');
+  const io::FileSummary whole = io::write_file(path, text), first = io::sample(path);
+  CHECK(first.bytes == whole.bytes);
+  for (const std::size_t at : {std::size_t{0}, std::size_t{31'492}, text.size() - 1}) {
+    text[at] = 'b';
+    io::write_file(path, text);
+    CHECK_FALSE(io::sample(path) == first);
+    text[at] = 'a';
+  }
+  io::write_file(path, text + "a");
+  CHECK_FALSE(io::sample(path) == first);
+  const io::FileSummary small = io::write_file(path, "small");
+  CHECK(io::sample(path) == small);
+}
+
 TEST_CASE("file: a file that is not committed leaves nothing") {
   const test::TempFolder folder;
   {
