@@ -127,8 +127,8 @@ ProgramText CommandLine::App::text() const {
       const std::string flag = option->get_name(false, false), value = value_of(*option);
       const auto known = words.find(flag);
       out.flags.push_back({flag, value.empty() ? "" : value.substr(1), train::help_of(*option),
-                           group,
-                           known == words.end() ? std::vector<std::string>() : known->second});
+                           group, known == words.end() ? std::vector<std::string>() : known->second,
+                           option->get_snames().empty() ? "" : "-" + option->get_snames()[0]});
     }
   out.flags.insert(out.flags.end(), common_flags().begin(), common_flags().end());
   return out;

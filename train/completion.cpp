@@ -31,13 +31,15 @@ std::string bash(const ProgramText& p) {
   std::vector<std::string> all, paths, numbers;
   std::string cases;
   for (const FlagText& f : p.flags) {
-    all.push_back(f.flag);
-    if (!f.words.empty())
-      cases += "    " + f.flag + ") choices=" + quoted(joined(f.words)) + " ;;\n";
-    else if (is_path(f))
-      paths.push_back(f.flag);
-    else if (!f.value.empty())
-      numbers.push_back(f.flag);
+    for (const std::string& flag : f.forms()) {
+      all.push_back(flag);
+      if (!f.words.empty())
+        cases += "    " + flag + ") choices=" + quoted(joined(f.words)) + " ;;\n";
+      else if (is_path(f))
+        paths.push_back(flag);
+      else if (!f.value.empty())
+        numbers.push_back(flag);
+    }
   }
   const auto any_of = [](const std::vector<std::string>& flags, const char* action) {
     return flags.empty() ? ""
@@ -70,12 +72,15 @@ std::string zsh(const ProgramText& p) {
     std::string help = f.help;
     for (const char* const special : {"\\", "[", "]", ":"})
       help = replaced(help, special, std::string("\\") + special);
-    std::string spec = "*" + f.flag + (f.value.empty() ? "" : "=") + "[" + help + "]";
+    std::string value;
     if (!f.words.empty())
-      spec += ":word:(" + joined(f.words) + ")";
+      value = ":word:(" + joined(f.words) + ")";
     else if (!f.value.empty())
-      spec += is_path(f) ? ":path:_files" : ":number: ";
-    out += " \\\n  " + quoted(spec);
+      value = is_path(f) ? ":path:_files" : ":number: ";
+    for (const std::string& flag : f.forms()) {
+      const bool joins = !f.value.empty() && flag.starts_with("--");
+      out += " \\\n  " + quoted("*" + flag + (joins ? "=" : "") + "[" + help + "]" + value);
+    }
   }
   return out + " \\\n  '*:path:_files'\n";
 }
@@ -84,8 +89,8 @@ std::string fish(const ProgramText& p) {
   std::string out =
       "# Completion of " + p.name + " in fish, written by " + p.name + " --completion fish.\n";
   for (const FlagText& f : p.flags) {
-    const bool is_long = f.flag.starts_with("--");
-    out += "complete -c " + p.name + (is_long ? " -l " : " -s ") + f.flag.substr(is_long ? 2 : 1);
+    out += "complete -c " + p.name + (f.letter.empty() ? "" : " -s " + f.letter.substr(1)) +
+           " -l " + f.flag.substr(2);
     if (!f.words.empty())
       out += " -x -a '" + joined(f.words) + "'";
     else if (!f.value.empty())

@@ -52,8 +52,9 @@ std::string man_page(const ProgramText& p, const std::string& version) {
   for (const FlagText& f : p.flags) {
     if (f.group != group) out += ".SS " + roff(f.group) + "\n";
     group = f.group;
-    out += ".TP\n\\fB" + roff(f.flag) + "\\fR" +
-           (f.value.empty() ? "" : " \\fI" + roff(f.value) + "\\fR") + "\n" + roff(f.help) + "\n";
+    out += ".TP\n" + (f.letter.empty() ? "" : "\\fB" + roff(f.letter) + "\\fR, ") + "\\fB" +
+           roff(f.flag) + "\\fR" + (f.value.empty() ? "" : " \\fI" + roff(f.value) + "\\fR") +
+           "\n" + roff(f.help) + "\n";
   }
   if (!p.examples.empty()) out += ".SH EXAMPLES\n.nf\n";
   for (const std::string& e : p.examples) out += roff(e) + "\n";

@@ -11,6 +11,12 @@ struct FlagText {
   std::string help;   ///< with its default
   std::string group;
   std::vector<std::string> words = {};  ///< the values that it takes; empty: any
+  std::string letter = {};              ///< its short form "-n"; empty: none
+
+  /// The flag, and its short form.
+  std::vector<std::string> forms() const {
+    return letter.empty() ? std::vector{flag} : std::vector{letter, flag};
+  }
 };
 
 /// What the command line of a program tells of it.

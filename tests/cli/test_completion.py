@@ -36,7 +36,8 @@ def bash_completes(folder):
     assert complete("train_gpt", "--recompute", "=") == ["none", "norms", "attention", "mlp", "experts", "gathered",
                                                          "selective", "full"]
     assert complete("convert", "--gguf-type", "q") == ["q8_0"]
-    assert complete("train_gpt", "--lr", "") == []
+    assert complete("train_gpt", "--lr", "") == [] == complete("weft_launch", "-n", "")
+    assert "-n" in complete("weft_launch", "-")
     assert "train_gpt" in complete("train_gpt", "--out", "train_g")  # a path
     assert "--pp" not in complete("train_gpt", "--")  # refused
 
@@ -46,13 +47,16 @@ def every_flag_is_there(folder):
     checks = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "-n"]}
     for program in PROGRAMS:
         shown = re.sub(r"\nReserved.*?\n\n", "\n\n", written(program, "--help", "all"), flags=re.S)
-        flags = re.findall(r"^  (?:-n,)?(--[a-z0-9-]+)", shown, re.M)
+        found = re.findall(r"^  (?:(-[a-z]),)?(--[a-z0-9-]+)", shown, re.M)
+        flags = [flag for forms in found for flag in forms if flag]
+        assert ("-n" in flags) == (program == "weft_launch"), (program, flags)
         assert len(flags) >= 5, (program, flags)
         for shell, command in checks.items():
             text = written(program, "--completion", shell)
-            name = "-l {}" if shell == "fish" else "{}"
             for flag in flags:
-                want = name.format(flag[2:] if shell == "fish" else flag)
+                want = flag
+                if shell == "fish":
+                    want = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
                 assert re.search(re.escape(want) + r"(?![a-z0-9-])", text), (program, shell, flag)
             if shutil.which(command[0]):
                 path = f"{folder}/{program}.{shell}"
