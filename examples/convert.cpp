@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "weft/core/error.h"
+#include "weft/distributed/gguf_file.h"
 #include "weft/distributed/peft_folder.h"
 #include "weft/examples/common/adapter.h"
 #include "weft/examples/common/gpt_task.h"
@@ -14,6 +15,7 @@
 #include "weft/nn/fp8.h"
 #include "weft/train/command_line.h"
 #include "weft/train/config_file.h"
+#include "weft/train/flags.h"
 #include "weft/train/launch.h"
 
 namespace {
@@ -140,9 +142,11 @@ int main(int argc, char** argv) {
     line.add("--family", o.family,
              "write a Hugging Face folder of this model_type, also from another one; empty: the "
              "first that holds the model");
-    line.add("--gguf-type", o.gguf_type,
-             "matrices of a GGUF file: f32, f16, bf16 or q8_0; empty: f16");
-    line.words("--gguf-type", {"f32", "f16", "bf16", "q8_0"});
+    const auto& types = distributed::kGgufTypeWords;
+    const std::string what =
+        "matrices of a GGUF file: " + train::alternatives(types) + "; empty: f16";
+    line.add("--gguf-type", o.gguf_type, what.c_str());
+    line.words("--gguf-type", train::names_of(types));
     line.add("--file-mb", o.file_mb, "a Hugging Face folder gets files of at most so many MB");
     std::string config;
     line.add("--config", config, "TOML file with the same names; a flag wins");

@@ -10,6 +10,23 @@
 // Visitors of fields(): options as flags, as the text of config.toml, and their checks.
 namespace weft::train {
 
+/// "a, b or c", for help.
+template <class E, std::size_t N>
+std::string alternatives(const Word<E> (&words)[N]) {
+  std::string out;
+  for (std::size_t i = 0; i < N; ++i)
+    out += (i == 0 ? "" : i + 1 == N ? " or " : ", ") + std::string(words[i].name);
+  return out;
+}
+
+/// For CommandLine::words().
+template <class E, std::size_t N>
+std::vector<std::string> names_of(const Word<E> (&words)[N]) {
+  std::vector<std::string> out;
+  for (const Word<E>& w : words) out.emplace_back(w.name);
+  return out;
+}
+
 namespace flag_visitors {
 
 enum class OnOff : std::uint8_t { automatic, on, off };
@@ -20,15 +37,6 @@ inline OnOff on_off(const std::optional<bool>& v) {
 }
 inline std::optional<bool> from_on_off(OnOff v) {
   return v == OnOff::automatic ? std::nullopt : std::optional(v == OnOff::on);
-}
-
-// "a, b or c"
-template <class E, std::size_t N>
-std::string alternatives(const Word<E> (&words)[N]) {
-  std::string out;
-  for (std::size_t i = 0; i < N; ++i)
-    out += (i == 0 ? "" : i + 1 == N ? " or " : ", ") + std::string(words[i].name);
-  return out;
 }
 
 /// Throws Error for a reserved word whose feature does not exist yet.
@@ -67,9 +75,7 @@ struct Bind {
                     refuse_reserved(name, word, alternatives(words));
                     set(value_of(words, word, message("--{}:", name)));
                   });
-    std::vector<std::string> names;
-    for (const Word<E>& w : words) names.emplace_back(w.name);
-    line.words(flag(name), std::move(names));
+    line.words(flag(name), names_of(words));
   }
 };
 
