@@ -66,7 +66,9 @@ nn::LoraOptions read_options(const io::Json& json) {
   check(o.rank >= 1 && o.rank <= 1 << 16, "adapter_config.json: r must be in [1, 65536], got {}",
         o.rank);
   o.alpha = h.number("lora_alpha", 8);
-  check(o.alpha > 0, "adapter_config.json: lora_alpha must be above 0, got {}", o.alpha);
+  check(o.alpha > 0 && o.alpha <= o.kMostAlpha,
+        "adapter_config.json: lora_alpha must be above 0 and at most {}, got {}", o.kMostAlpha,
+        o.alpha);
   o.dropout = h.number("lora_dropout", 0);
   check(o.dropout >= 0 && o.dropout < 1,
         "adapter_config.json: lora_dropout must be in [0, 1), got {}", o.dropout);

@@ -25,12 +25,27 @@ struct Target {
   bool used = false;
 };
 
+// The end of the target that begins at `at`: a comma in brackets, as in "q{1,2}", is part of it.
+std::size_t end_of_target(const std::string& list, std::size_t at) {
+  int open = 0;
+  for (; at < list.size(); ++at) {
+    const char c = list[at];
+    if (c == ',' && open == 0) break;
+    open += c == '(' || c == '[' || c == '{';
+    open -= c == ')' || c == ']' || c == '}';
+    at += c == '\\';  // what follows is no bracket
+  }
+  return std::min(at, list.size());
+}
+
 std::vector<Target> targets_of(const std::string& list) {
   std::vector<Target> out;
   for (std::size_t begin = 0; !list.empty() && begin <= list.size();) {
-    const std::size_t end = std::min(list.find(',', begin), list.size());
+    const std::size_t end = end_of_target(list, begin);
     check(end > begin, "lora: targets must be names with a comma between, got \"{}\"", list);
-    out.emplace_back(list.substr(begin, end - begin));
+    const std::string text = list.substr(begin, end - begin);
+    Pattern("lora: targets", text);  // before it is a part of another, so that the error shows it
+    out.emplace_back(text);
     begin = end + 1;
   }
   return out;

@@ -9,6 +9,7 @@
 namespace weft::nn {
 
 struct LoraOptions {
+  static constexpr double kMostAlpha = 1e30;  ///< f32 holds it as a factor
   std::int64_t rank = 0;
   double alpha = 0;  ///< 0: twice the rank
   double dropout = 0;
@@ -26,7 +27,7 @@ struct LoraOptions {
       return rule.needs(rank > 0, "lora-rank").of_model();
     };
     v("lora-alpha", alpha, "adapters are multiplied by this / --lora-rank; 0: twice the rank",
-      of_adapter(at_least(0)));
+      of_adapter(between(0, kMostAlpha)));
     v("lora-dropout", dropout, "dropout of the input of adapters", of_adapter(fraction()));
     v("lora-targets", targets,
       "layers with an adapter: ends of their names, or patterns, with a comma between: q,v or "
@@ -37,6 +38,7 @@ struct LoraOptions {
   double alpha_or_default() const { return alpha > 0 ? alpha : 2 * static_cast<double>(rank); }
   /// alpha / rank, or alpha / sqrt(rank) with rslora.
   /// Source: rsLoRA: Kalajdzievski 2023, arXiv:2312.03732.
+  /// Throws Error if the rank is below 1.
   double scale() const;
 };
 

@@ -170,7 +170,8 @@ TEST_CASE("lora: targets choose parts, layers and blocks") {
   CHECK(count("qkv") == 2 * 3);
   CHECK(count("blocks.1.mlp.down,blocks.0.*gate") == 2);
   CHECK(count("head") == 1);
-  CHECK(count("", config(Arch::gpt2)) == 2 * 4);  // c_attn is one projection
+  CHECK(count("blocks\\.[0,1]\\.attn\\.qkv\\.q{1,2},v") == 2 * 2);  // two patterns
+  CHECK(count("", config(Arch::gpt2)) == 2 * 4);                    // c_attn is one projection
   nn::Gpt copy = [] {
     nn::Gpt model = adapted(config(Arch::llama), {.rank = 2});
     return nn::clone(model);
@@ -203,6 +204,12 @@ TEST_CASE("lora: messages") {
         "adapter; those that can end in head, k, proj, q, v");
   CHECK(error({.rank = 1, .targets = "q,,v"}) ==
         "lora: targets must be names with a comma between, got \"q,,v\"");
+  for (const char* const wrong : {"q{2", "q{1,", "(q,v", "q{2,1}", "[v"})
+    CHECK(error({.rank = 1, .targets = wrong}) ==
+          message("lora: targets: pattern \"{}\" is not a regular expression", wrong));
+  CHECK(error({.rank = 1, .targets = "q)|(v"}) ==
+        "lora: targets: pattern \"q)|(v\" is not a regular expression");
+  CHECK(error({.rank = 1, .alpha = 1e308}) == "lora: lora_alpha must be at most 1e+30, got 1e+308");
   CHECK(error({.rank = 1, .dropout = 1}) == "lora: lora_dropout must be in [0, 1), got 1");
   nn::add_lora(model, {.rank = 1});
   CHECK(error({.rank = 1}) == "lora: blocks.0.attn.qkv has an adapter already");

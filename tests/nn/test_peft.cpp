@@ -171,6 +171,9 @@ TEST_CASE("peft: settings and files that are not supported") {
   CHECK(error("r", 4) ==
         "model.layers.0.self_attn.q_proj.lora_A.weight must be of f32, f64, bf16 or f16 with shape "
         "[4, 24], got f32 [3, 24]");
+  for (const double alpha : {0., -1., 1e308})
+    CHECK(error("lora_alpha", alpha) ==
+          where + message("lora_alpha must be above 0 and at most 1e+30, got {}", alpha));
   CHECK(error("r", 0) == where + "r must be in [1, 65536], got 0");
   const std::string q = "base_model.model.model.layers.1.self_attn.q_proj.";
   CHECK(error(nullptr, {},
