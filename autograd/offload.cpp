@@ -80,24 +80,25 @@ OffloadLayers::OffloadLayers(std::int64_t layers)
   if (!offload_) return;
   chosen_ =
       static_cast<int>(std::llround(offload_->options_.fraction * static_cast<double>(layers)));
-  offload_->ends_.clear();
+  offload_->candidates_.clear();
 }
 
 // Also what earlier layers could not give up, such as the stream that this layer has read.
 void OffloadLayers::end_layer() {
   if (!offload_) return;
-  std::vector<std::size_t>& ends = offload_->ends_;
-  if (layer_++ < chosen_) ends.push_back(seen().size());
-  std::size_t i = 0;
-  for (std::size_t layer = 0; layer < ends.size(); ++layer)
-    for (; i < ends[layer]; ++i) {
-      const Tensor t = seen()[i];
-      if (!t.defined()) continue;
-      Storage& s = *t.storage();
-      if (s.bytes < offload_->options_.least_bytes || s.released || s.deleter || !only_saved(t, 1))
-        continue;
-      if (offload_->send_away(s, static_cast<int>(layer))) forget(t);
-    }
+  if (layer_ < chosen_)
+    for (; next_ < seen().size(); ++next_) offload_->candidates_.push_back({next_, layer_});
+  ++layer_;
+  std::erase_if(offload_->candidates_, [&](const Offload::Candidate& c) {
+    const Tensor t = seen()[c.number];
+    if (!t.defined()) return true;
+    Storage& s = *t.storage();
+    if (s.bytes < offload_->options_.least_bytes) return true;
+    if (s.released || s.deleter || !only_saved(t, 1)) return false;
+    if (!offload_->send_away(s, c.layer)) return false;
+    forget(t);
+    return true;
+  });
 }
 
 }  // namespace weft

@@ -53,13 +53,18 @@ class Offload {
  private:
   friend class OffloadLayers;
   class Away;
+  /// A saved tensor that may move still, by its number in the watch, and its layer.
+  struct Candidate {
+    std::size_t number;
+    int layer;
+  };
   bool send_away(Storage& s, int layer);
   void expect(int layer);
 
   const OffloadOptions options_;
   OffloadMemory memory_;
   std::vector<std::vector<Away*>> away_;  ///< by layer; null where a tensor has come back
-  std::vector<std::size_t> ends_;         ///< what the layers of this pass saved ends here
+  std::vector<Candidate> candidates_;     ///< of this pass; kept, so that a step allocates nothing
   std::int64_t waiting_ = 0;
 };
 
@@ -74,6 +79,7 @@ class OffloadLayers : SaveWatch {
  private:
   Offload* const offload_;
   int chosen_ = 0, layer_ = 0;
+  std::size_t next_ = 0;  ///< number of the first tensor of the next layer
 };
 
 }  // namespace weft

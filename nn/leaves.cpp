@@ -1,6 +1,6 @@
 #include "weft/nn/leaves.h"
 
-#include <algorithm>
+#include <unordered_set>
 
 #include "weft/core/error.h"
 
@@ -9,15 +9,14 @@ namespace weft::nn {
 LeafReport compare_leaves(const Tape& tape, const Module& module) {
   const NamedTensors listed = module.named_parameters();
   const std::vector<Tensor> used = tape.leaves();
+  std::unordered_set<const TensorImpl*> names, uses;
+  for (const NamedTensor& p : listed) names.insert(p.tensor.impl());
+  for (const Tensor& leaf : used) uses.insert(leaf.impl());
   LeafReport report;
   for (const Tensor& leaf : used)
-    if (std::none_of(listed.begin(), listed.end(),
-                     [&](const NamedTensor& p) { return p.tensor.same(leaf); }))
-      report.strangers.push_back(leaf);
+    if (!names.contains(leaf.impl())) report.strangers.push_back(leaf);
   for (const NamedTensor& p : listed)
-    if (p.tensor.requires_grad() && std::none_of(used.begin(), used.end(), [&](const Tensor& leaf) {
-          return leaf.same(p.tensor);
-        }))
+    if (p.tensor.requires_grad() && !uses.contains(p.tensor.impl()))
       report.unused.push_back(p.name);
   return report;
 }

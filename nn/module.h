@@ -112,7 +112,7 @@ struct LoadReport {
 class Module {
  public:
   Module() = default;
-  virtual ~Module() { detail::release_unlisted(); }
+  virtual ~Module() { detail::release_at_end(); }
   Module(Module&&) = default;
   Module& operator=(Module&&) = default;
   Module& operator=(const Module&) = delete;

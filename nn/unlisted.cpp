@@ -21,7 +21,8 @@ namespace {
 constinit thread_local bool closed = false;  // modules with static storage end after the list
 struct Unlisted {
   std::unordered_map<const TensorImpl*, Tensor> parameters;
-  std::size_t kept = 0;  // entries after the last release
+  std::size_t kept = 0;   // entries after the last release
+  std::size_t ended = 0;  // modules since then
   ~Unlisted() { closed = true; }
 };
 thread_local Unlisted unlisted;
@@ -97,6 +98,16 @@ void detail::release_unlisted() {
   if (is_empty()) return;
   std::erase_if(unlisted.parameters, [](const auto& p) { return p.first->refs.load() == 1; });
   unlisted.kept = unlisted.parameters.size();
+  unlisted.ended = 0;
+}
+
+void detail::release_at_end() {
+  // Each look at the list is paid for by modules, or a deep model would take quadratic time: its
+  // constructors end as many temporaries as there are parameters. The rest of a large list waits
+  // for the next visit or parameter.
+  constexpr std::size_t kPerModule = 16;
+  if (!is_empty() && ++unlisted.ended * kPerModule >= unlisted.parameters.size())
+    release_unlisted();
 }
 
 NamedTensors detail::trained_parameters(const Module& root, std::size_t bytes) {

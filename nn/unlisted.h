@@ -20,6 +20,9 @@ void remove_unlisted(const Tensor& listed);
 /// Removes the parameters whose only handle is in the list.
 void release_unlisted();
 
+/// The same for the end of a module: at once where the list is short, else after several ends.
+void release_at_end();
+
 /// The parameters of a module that occupies `bytes` bytes. Throws Error as trained_parameters().
 NamedTensors trained_parameters(const Module& root, std::size_t bytes);
 

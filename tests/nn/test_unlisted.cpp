@@ -154,6 +154,19 @@ TEST_CASE("unlisted: an omitted parameter lives as long as its module") {
   CHECK(live() == before);
 }
 
+TEST_CASE("unlisted: the parameters of a large model that was never visited end with it") {
+  const auto live = [] {
+    return memory_stats().live_by_category[static_cast<int>(Category::parameter)];
+  };
+  const std::int64_t before = live();
+  {
+    std::vector<nn::Linear> layers;
+    for (int i = 0; i < 200; ++i) layers.emplace_back(3, 3);
+    CHECK(live() - before >= 200 * 4 * (9 + 3));
+  }
+  CHECK(live() == before);
+}
+
 TEST_CASE("unlisted: parameters without a module do not pile up") {
   const auto live = [] {
     return memory_stats().live_by_category[static_cast<int>(Category::parameter)];
