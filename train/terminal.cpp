@@ -58,9 +58,33 @@ std::vector<std::string> sample_lines(const std::string& text, int width) {
   return lines;
 }
 
-std::vector<std::string> fact_lines(const std::string& name, const std::string& text, int width) {
+std::string escaped(std::string_view text) {
+  std::string out;
+  const auto escape = [&](char c) {
+    out += formatted("\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(c)));
+  };
+  while (!text.empty()) {
+    const std::size_t valid = std::min(io::find_invalid_utf8(text), text.size());
+    for (std::size_t i = 0; i < valid; ++i) {
+      const auto c = static_cast<unsigned char>(text[i]);
+      // U+0080 to U+009F are control characters too.
+      const bool is_long = c == 0xc2 && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+      if (is_long || c < 0x20 || c == 0x7f)
+        escape(text[i]);
+      else
+        out += text[i];
+      if (is_long) escape(text[++i]);
+    }
+    if (valid < text.size()) escape(text[valid]);
+    text.remove_prefix(std::min(valid + 1, text.size()));
+  }
+  return out;
+}
+
+std::vector<std::string> fact_lines(const std::string& name, const std::string& raw, int width) {
   constexpr std::size_t kIndent = 17;
-  std::vector<std::string> lines{name};
+  const std::string text = escaped(raw);
+  std::vector<std::string> lines{escaped(name)};
   lines[0].resize(std::max(kIndent, name.size() + 1), ' ');
   bool begins_line = true;
   for (std::size_t at = 0; at < text.size();) {

@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace weft::train {
@@ -22,9 +23,12 @@ std::string fit_line(const std::vector<LinePart>& parts, int width);
 /// characters, become '?'.
 std::vector<std::string> sample_lines(const std::string& text, int width);
 
+/// `text` with "\x1b" for each byte of a control character and each that is not UTF-8, which a
+/// terminal could obey.
+std::string escaped(std::string_view text);
 /// Prints a fact about the run, such as "data             1,024 tokens". On a terminal it is
 /// wrapped between words; further lines are indented to the column where the text begins. A longer
-/// word, such as a path, stays whole and exceeds the width.
+/// word, such as a path, stays whole and exceeds the width. Both texts are escaped().
 void print_fact(const std::string& name, const std::string& text);
 /// Its lines: the name in a column of its own, and text up to column `width`. A longer word exceeds
 /// it.

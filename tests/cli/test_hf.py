@@ -65,6 +65,10 @@ def gguf_files(folder):
     shown = run("info", path).stdout
     for part in ('"general.architecture": "llama"', '"llama.context_length": 128', "of q8_0", "of f32", "of f16"):
         assert (part in shown) == (part != "of q8_0"), (part, shown)  # no row is a multiple of 32
+    pathlib.Path(path).write_bytes(data.replace(b"no_vocab", b"\x9b\xffvoca\x7f\x1b"))
+    shown = run("info", path).stdout
+    assert r'"\x9b\xffvoca\x7f\u001b' in shown and shown.isascii(), shown
+    pathlib.Path(path).write_bytes(data)
     for i, bad in enumerate((data[:200], data[:24] + b"\xff" * 8 + data[32:], b"GGUF" + b"\xff" * 40)):
         (pathlib.Path(folder) / f"bad{i}.gguf").write_bytes(bad)
         refused(run("info", f"{folder}/bad{i}.gguf"), 2, "gguf", f"bad{i}.gguf")
