@@ -9,9 +9,9 @@ namespace {
 
 /// The grid, the axes and the lane of a group name.
 struct GroupAxes {
-  const char* name;
+  std::string name;
   bool expert;
-  std::vector<std::string_view> axes;
+  std::vector<std::string> axes;
   Lane lane = Lane::model;
 };
 
@@ -47,60 +47,96 @@ std::string_view without_alias(std::string_view name) {
   return name == "fsdp" ? "dp_shard_cp" : name == "efsdp" ? "edp_shard" : name;
 }
 
-const GroupAxes& axes_of(std::string_view name) {
+std::vector<GroupAxes> group_axes(const std::vector<UserAxis>& axes) {
+  std::vector<GroupAxes> all = group_axes();
+  for (const UserAxis& a : axes) {
+    if (a.sums_gradients)
+      for (GroupAxes& g : all)
+        for (const char* sum : {"dp_cp", "dp_shard_cp", "tp_dp_cp", "edp", "edp_shard"})
+          if (g.name == sum) g.axes.push_back(a.name);
+    for (GroupAxes& g : all)
+      if (g.name == "world") g.axes.push_back(a.name);
+  }
+  for (const UserAxis& a : axes) all.push_back({a.name, false, {a.name}});
+  return all;
+}
+
+GroupAxes axes_of(const std::vector<UserAxis>& axes, std::string_view name) {
   name = without_alias(name);
   std::string known;
-  for (const GroupAxes& g : group_axes()) {
+  for (GroupAxes& g : group_axes(axes)) {
     if (g.name == name) return g;
-    known += (known.empty() ? "" : " ") + std::string(g.name);
+    known += (known.empty() ? "" : " ") + g.name;
   }
   throw Error(message("mesh: a group must be one of {}, got {}", known, name));
 }
 
-RankGrid grid(int world_size, const Degrees& d, bool expert) {
-  if (expert)
-    return RankGrid({{"etp", d.etp},
-                     {"ep", d.ep},
-                     {"edp_shard", d.edp(world_size) / d.dp_replicate},
-                     {"edp_replicate", d.dp_replicate},
-                     {"pp", d.pp}});
-  return RankGrid({{"tp", d.tp},
-                   {"cp", d.cp},
-                   {"dp_shard", d.dp / d.dp_replicate},
-                   {"dp_replicate", d.dp_replicate},
-                   {"pp", d.pp}});
+void check_names(const std::vector<UserAxis>& axes) {
+  std::vector<std::string> taken = mesh_group_names();
+  for (const UserAxis& a : axes) {
+    check(!a.name.empty(), "mesh: an axis must have a name, got an empty one");
+    const bool free = std::find(taken.begin(), taken.end(), without_alias(a.name)) == taken.end();
+    check(free, "mesh: an axis must have a name that no group has, got {}", a.name);
+    taken.push_back(a.name);
+  }
 }
 
-void check_fits(bool ok, const char* rule, int world_size, const Degrees& d) {
-  const std::string copies =
-      d.dp_replicate == 1 ? "" : message(", dp_replicate {}", d.dp_replicate);
+RankGrid grid(int world_size, const Degrees& d, bool expert) {
+  const int edp = d.edp(world_size);
+  std::vector<RankGrid::Axis> axes =
+      expert ? std::vector<RankGrid::Axis>{{"etp", d.etp},
+                                           {"ep", d.ep},
+                                           {"edp_shard", edp / d.dp_replicate},
+                                           {"edp_replicate", d.dp_replicate}}
+             : std::vector<RankGrid::Axis>{{"tp", d.tp},
+                                           {"cp", d.cp},
+                                           {"dp_shard", d.dp / d.dp_replicate},
+                                           {"dp_replicate", d.dp_replicate}};
+  for (const UserAxis& a : d.axes) axes.push_back({a.name, a.size});
+  axes.push_back({"pp", d.pp});
+  return RankGrid(std::move(axes));
+}
+
+void check_fits(bool ok, const std::string& rule, int world_size, const Degrees& d) {
+  std::string more = d.dp_replicate == 1 ? "" : message(", dp_replicate {}", d.dp_replicate);
+  for (const UserAxis& a : d.axes) more += message(", {} {}", a.name, a.size);
   check(ok, "mesh: {}; got world size {}, dp {}, tp {}, cp {}, pp {}, ep {}, etp {}{}", rule,
-        world_size, d.dp, d.tp, d.cp, d.pp, d.ep, d.etp, copies);
+        world_size, d.dp, d.tp, d.cp, d.pp, d.ep, d.etp, more);
 }
 
 }  // namespace
 
 Degrees settle(int world_size, Degrees d) {
-  const auto fits = [&](bool ok, const char* rule) { check_fits(ok, rule, world_size, d); };
+  check_names(d.axes);
+  double user = 1;
+  bool at_least_1 = true;
+  std::string by_user;  // in products
+  for (const UserAxis& a : d.axes) {
+    user *= a.size;
+    at_least_1 = at_least_1 && a.size >= 1;
+    by_user += " * " + a.name;
+  }
+  const auto fits = [&](bool ok, const std::string& rule) { check_fits(ok, rule, world_size, d); };
   fits(world_size >= 1, "the world must have at least one rank");
   fits(d.dp >= -1 && d.tp >= 1 && d.cp >= 1 && d.pp >= 1 && d.ep >= 1 && d.etp >= 0 &&
-           d.dp_replicate >= 1,
+           d.dp_replicate >= 1 && at_least_1,
        "degrees must be at least 1 (dp 0: what is left over, etp 0: as tp)");
   if (d.etp == 0) d.etp = d.tp;
   // In double, because degrees come from the command line and their product may overflow.
-  const double model = 1.0 * d.tp * d.cp * d.pp, experts = 1.0 * d.etp * d.ep * d.pp;
+  const double model = user * d.tp * d.cp * d.pp, experts = user * d.etp * d.ep * d.pp;
   const auto divides = [&](double n) {
     return n <= world_size && world_size % static_cast<int>(n) == 0;
   };
   if (d.dp <= 0) {
-    fits(divides(model), "tp * cp * pp must divide the world size");
+    fits(divides(model), "tp * cp * pp" + by_user + " must divide the world size");
     d.dp = world_size / static_cast<int>(model);
   }
-  fits(model * d.dp == world_size, "dp * tp * cp * pp must be the world size");
-  fits(divides(experts), "etp * ep * pp must divide the world size");
+  fits(model * d.dp == world_size, "dp * tp * cp * pp" + by_user + " must be the world size");
+  fits(divides(experts), "etp * ep * pp" + by_user + " must divide the world size");
   fits(d.dp % d.dp_replicate == 0 && d.edp(world_size) % d.dp_replicate == 0,
        "dp_replicate must divide dp and the data parallelism of experts, world size / (etp * ep * "
-       "pp)");
+       "pp" +
+           by_user + ")");
   return d;
 }
 
@@ -120,7 +156,7 @@ int RankGrid::coordinate(int rank, std::string_view axis) const {
   throw Error(message("mesh: the grid has no axis {}", axis));
 }
 
-RankLists RankGrid::groups(const std::vector<std::string_view>& axes) const {
+RankLists RankGrid::groups(const std::vector<std::string>& axes) const {
   // Ranks of one group agree in the other axes' coordinates.
   RankLists lists;
   std::map<int, std::size_t> list_of;
@@ -149,23 +185,38 @@ const std::vector<std::string>& mesh_group_names() {
 }
 
 RankLists rank_lists(int world_size, const Degrees& degrees, std::string_view name) {
-  const GroupAxes& g = axes_of(name);
+  const GroupAxes g = axes_of(degrees.axes, name);
   return grid(world_size, settle(world_size, degrees), g.expert).groups(g.axes);
 }
 
 DeviceMesh::DeviceMesh(World& world, const Degrees& degrees)
     : world_(world), degrees_(settle(world.size(), degrees)) {
-  for (const std::string& name : mesh_group_names()) {
-    if (name == "world") continue;  // exists already
-    groups_[name] = world.split(name, rank_lists(world.size(), degrees_, name), axes_of(name).lane);
+  for (const GroupAxes& g : group_axes(degrees_.axes)) {
+    if (g.name == "world") continue;  // exists already
+    groups_[g.name] =
+        world.split(g.name, grid(world.size(), degrees_, g.expert).groups(g.axes), g.lane);
   }
 }
 
 ProcessGroup& DeviceMesh::group(std::string_view name) const {
   if (name == "world") return world_.all();
   const auto it = groups_.find(without_alias(name));
-  if (it == groups_.end()) axes_of(name);  // throws an Error that lists the names
+  if (it == groups_.end()) axes_of(degrees_.axes, name);  // throws an Error that lists the names
   return *it->second;
+}
+
+bool DeviceMesh::speaks_for(const std::vector<std::string>& cut_over) const {
+  std::vector<std::string> others;
+  for (const UserAxis& a : degrees_.axes)
+    if (!a.sums_gradients) others.push_back(a.name);
+  for (const std::string& name : cut_over) {
+    const auto found = std::find(others.begin(), others.end(), name);
+    check(found != others.end(),
+          "mesh: cut_over must name user axes that do not sum gradients, each once, got {}", name);
+    others.erase(found);
+  }
+  return std::all_of(others.begin(), others.end(),
+                     [this](const std::string& name) { return group(name).rank() == 0; });
 }
 
 }  // namespace weft::distributed

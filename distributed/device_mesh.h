@@ -9,10 +9,21 @@
 
 namespace weft::distributed {
 
+/// An axis of the user's own, such as the members of an ensemble.
+struct UserAxis {
+  std::string name;  ///< of its group
+  int size = 1;
+  /// The ranks along it work on different rows: dp_cp and dp_shard_cp, edp and edp_shard, and
+  /// tp_dp_cp extend over it, so gradients are summed over it and ZeRO shards over it. Otherwise
+  /// the reduction of gradients leaves it alone; ranks along it have equal parameters and
+  /// gradients, unless ParameterLayout::cut_over names it.
+  bool sums_gradients = false;
+};
+
 /// Number of ranks along each kind of parallelism. The dense grid has the axes tp, cp, dp_shard,
-/// dp_replicate, pp, and the expert grid etp, ep, edp_shard, edp_replicate, pp. Both number the
-/// same ranks, with the first axis varying fastest and pp slowest. So ep may extend over tp and dp,
-/// and edp is the number of ranks left.
+/// dp_replicate, the user's, pp, and the expert grid etp, ep, edp_shard, edp_replicate, the user's,
+/// pp. Both number the same ranks, with the first axis varying fastest (innermost) and pp slowest.
+/// So ep may extend over tp and dp, and edp is the number of ranks left.
 struct Degrees {
   int dp = 0;   ///< data; 0 or -1: the ranks that the other degrees leave
   int tp = 1;   ///< tensor
@@ -23,13 +34,18 @@ struct Degrees {
   /// Replicas of what the ranks of dp shard; the axes dp_shard and edp_shard have the rest of dp
   /// and of edp.
   int dp_replicate = 1;
+  std::vector<UserAxis> axes = {};  ///< the first varies fastest
 
-  /// Data parallelism of the experts: the ranks that etp, ep and pp leave.
-  int edp(int world_size) const { return world_size / ((etp == 0 ? tp : etp) * ep * pp); }
+  /// Data parallelism of the experts: the ranks that etp, ep, pp and the user's axes leave.
+  int edp(int world_size) const {
+    int others = (etp == 0 ? tp : etp) * ep * pp;
+    for (const UserAxis& a : axes) others *= a.size;
+    return world_size / others;
+  }
 };
 
 /// Fills in dp and etp. Throws Error, in one line with all numbers, when the degrees do not fit the
-/// world size.
+/// world size, and on a user's axis whose name is empty or that of another group.
 Degrees settle(int world_size, Degrees degrees);
 
 /// Ranks numbered along several axes, the first varying fastest.
@@ -44,16 +60,16 @@ class RankGrid {
   int coordinate(int rank, std::string_view axis) const;
   /// The groups of ranks that differ along `axes` only: one ascending list per combination of the
   /// other axes' coordinates, sorted by first rank.
-  RankLists groups(const std::vector<std::string_view>& axes) const;
+  RankLists groups(const std::vector<std::string>& axes) const;
 
  private:
   std::vector<Axis> axes_;
 };
 
-/// The names of a mesh's groups, in the order of creation.
+/// The names of the groups of every mesh, in the order of creation; those of user axes follow.
 const std::vector<std::string>& mesh_group_names();
-/// The ranks of every group of this name. Does not communicate. Throws Error on a name that no mesh
-/// has, and where settle() does.
+/// The ranks of every group of this name. Does not communicate. Throws Error on a name that a mesh
+/// of these degrees does not have, and where settle() does.
 RankLists rank_lists(int world_size, const Degrees& degrees, std::string_view name);
 
 /// All process groups of a parallel job, by name:
@@ -68,6 +84,10 @@ RankLists rank_lists(int world_size, const Degrees& degrees, std::string_view na
 ///   tp_ep, tp_ep_pp     etp and ep, and pp
 ///   tp_grad, etp_grad   as tp and etp; sum the gradients of which each rank has a part
 ///   world
+///   and one by the name of each of Degrees::axes
+///
+///   DeviceMesh mesh(world, {.dp = 2, .axes = {{.name = "chain", .size = 2}}});
+///   ProcessGroup& chain = mesh.group("chain");
 ///
 /// fsdp and efsdp are other names of dp_shard_cp and edp_shard.
 ///
@@ -86,6 +106,10 @@ class DeviceMesh {
   /// This rank's group of this name. For a group along one axis, rank() is the coordinate. Throws
   /// Error on an unknown name.
   ProcessGroup& group(std::string_view name) const;
+  /// Whether this rank is the first of those that hold the same values of what is cut over these
+  /// user axes: those along the other user axes, except where gradients are summed. Throws Error on
+  /// a name that is not of a user axis without sums_gradients.
+  bool speaks_for(const std::vector<std::string>& cut_over) const;
   ProcessGroup& tp() const { return group("tp"); }
   ProcessGroup& cp() const { return group("cp"); }
   ProcessGroup& dp() const { return group("dp"); }

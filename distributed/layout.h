@@ -1,6 +1,7 @@
 #pragma once
 #include <map>
 #include <string>
+#include <vector>
 
 #include "weft/nn/shard_spec.h"
 
@@ -21,6 +22,9 @@ struct ParameterLayout {
   /// such a row; a norm counts it once.
   std::int64_t shared_from = 0;
   int shared_by = 1;
+  /// The user's axes of the mesh over which it is sharded, besides tp. Along the others all ranks
+  /// hold the same values: the first counts them in a norm and writes them to a checkpoint.
+  std::vector<std::string> cut_over = {};
 };
 
 /// By dotted name. A parameter that is not listed is replicated, dense, and has its full gradient.

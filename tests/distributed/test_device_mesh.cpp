@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "weft/core/error.h"
 #include "weft/distributed/device_mesh.h"
 #include "weft/distributed/gpu_of_rank.h"
 #include "weft/tests/support.h"
@@ -196,6 +197,52 @@ TEST_CASE("mesh: incompatible degrees are refused with all numbers") {
   CHECK(refused(4, {.dp = 65536, .tp = 65536, .cp = 65536, .pp = 65536}) ==
         "mesh: dp * tp * cp * pp must be the world size; got world size 4, dp 65536, tp 65536, cp "
         "65536, pp 65536, ep 1, etp 65536");
+}
+
+TEST_CASE("mesh: user axes lie between dp and pp, the first fastest") {
+  const Degrees d{.tp = 2, .pp = 2, .axes = {{"chain", 2}, {"member", 2}}};
+  CHECK(settle(16, d).dp == 1);
+  CHECK(settle(32, d).dp == 2);
+  CHECK(settle(32, d).edp(32) == 2);
+  const auto first = [&](const Degrees& of, const char* name) {
+    return rank_lists(32, of, name)[0];
+  };
+  CHECK(first(d, "tp") == std::vector{0, 1});
+  CHECK(first(d, "dp") == std::vector{0, 2});
+  CHECK(first(d, "chain") == std::vector{0, 4});
+  CHECK(first(d, "member") == std::vector{0, 8});
+  CHECK(first(d, "pp") == std::vector{0, 16});
+  CHECK(first(d, "world").size() == 32);
+  for (const char* name : {"dp_cp", "dp_shard_cp", "edp", "edp_shard"})
+    CHECK(first(d, name) == std::vector{0, 2});
+  Degrees sums = d;
+  sums.axes[0].sums_gradients = true;
+  for (const char* name : {"dp_cp", "dp_shard_cp", "edp", "edp_shard"})
+    CHECK(first(sums, name) == std::vector{0, 2, 4, 6});
+  CHECK(first(sums, "dp") == std::vector{0, 2});
+  CHECK(first(sums, "tp_dp_cp") == std::vector{0, 1, 2, 3, 4, 5, 6, 7});
+}
+
+TEST_CASE("mesh: user axes that do not fit are refused") {
+  const auto refused = [](std::vector<UserAxis> axes) {
+    return test::error_of([&] { settle(8, {.tp = 2, .axes = std::move(axes)}); });
+  };
+  CHECK(refused({{"chain", 2}}) == "no error");
+  CHECK(refused({{"chain", 3}}) ==
+        "mesh: tp * cp * pp * chain must divide the world size; got world size 8, dp 0, tp 2, cp "
+        "1, pp 1, ep 1, etp 2, chain 3");
+  CHECK(refused({{"chain", 0}})
+            .starts_with("mesh: degrees must be at least 1 (dp 0: what is left over, etp 0: as "
+                         "tp); got world size 8,"));
+  for (const char* name : {"tp", "world", "fsdp", "dp_shard"})
+    CHECK(refused({{name, 2}}) ==
+          message("mesh: an axis must have a name that no group has, got {}", name));
+  CHECK(refused({{"chain", 2}, {"chain", 2}}) ==
+        "mesh: an axis must have a name that no group has, got chain");
+  CHECK(refused({{"", 2}}) == "mesh: an axis must have a name, got an empty one");
+  CHECK(test::error_of([] {
+          rank_lists(8, {.axes = {{"chain", 2}}}, "chains");
+        }).ends_with(" etp_grad world chain, got chains"));
 }
 
 TEST_CASE("mesh: communicators are made at first use, not for one rank, and once for equal ranks") {

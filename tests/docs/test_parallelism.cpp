@@ -1,6 +1,8 @@
 // The code of docs/parallelism.md, section 8.
 #include <doctest/doctest.h>
 
+#include <cmath>
+
 #include "weft/distributed/checkpoint.h"
 #include "weft/distributed/model_slices.h"
 #include "weft/distributed/parallel_optimizer.h"
@@ -97,7 +99,8 @@ std::map<std::string, Tensor> gradients(const Model& model, const Tensor& x, con
 // Three steps of AdamW on this rank's part of four rows.
 std::unique_ptr<ParallelOptimizer> train(Model& model, const DeviceMesh& mesh, const Layout& layout,
                                          const DdpOptions& options) {
-  const std::int64_t rows = 4 / mesh.dp().size(), first = rows * mesh.dp().rank();
+  const ProcessGroup& batch = mesh.dp_cp();  // with user axes that sum gradients
+  const std::int64_t rows = 4 / batch.size(), first = rows * batch.rank();
   const Tensor x = input().narrow(0, first, rows).clone();
   auto adam = make_optimizer(model, mesh, layout, optim::AdamWOptions{.lr = 1e-2}, options);
   for (int step = 0; step < 3; ++step) {
@@ -139,11 +142,20 @@ TEST_CASE("parallelism: a user's modules over tp have the gradients of one rank"
 TEST_CASE("parallelism: a user's plan trains over tp and dp, sharded too, and is saved") {
   Model alone = make(8);
   run_ranks(1, [&](World& w) { train(alone, DeviceMesh(w), {}, {}); });
-  for (const bool shard : {false, true}) {
+  struct Case {
+    Degrees degrees;
+    bool shard = false;
+  };
+  const auto chain = [](bool sums) { return std::vector<UserAxis>{{"chain", 2, sums}}; };
+  for (const auto& [degrees, shard] : {Case{{.dp = 2, .tp = 2}}, Case{{.dp = 2, .tp = 2}, true},
+                                       Case{{.dp = 2, .tp = 2, .axes = chain(false)}},
+                                       Case{{.dp = 2, .tp = 2, .axes = chain(false)}, true},
+                                       Case{{.dp = 2, .tp = 2, .axes = chain(true)}},
+                                       Case{{.dp = 2, .tp = 2, .axes = chain(true)}, true}}) {
     const test::TempFolder out;
     std::map<std::string, Tensor> saved;
-    run_ranks(4, [&](World& w) {
-      DeviceMesh mesh(w, {.dp = 2, .tp = 2});
+    run_ranks(degrees.axes.empty() ? 4 : 8, [&, d = degrees, shard = shard](World& w) {
+      DeviceMesh mesh(w, d);
       Model model = make(8);
       const Layout layout = parallelize(model, mesh, plan());
       const auto adam = train(model, mesh, layout, {.bucket_size = 100, .shard = shard});
@@ -253,6 +265,54 @@ TEST_CASE("parallelism: errors of placements of modules") {
   CHECK(error("feed.up", {.parameters = {{"weight", rows}, {"bias", AxisPlacement::replicate()}},
                           .output = AxisPlacement::shard(-1)}) ==
         "parallelize: feed.up.bias must be S(0) by the output S(-1), got R");
+}
+
+TEST_CASE("parallelism: an axis of the user's own") {
+  test::distributed_test(8, [](World& w) {
+    DeviceMesh mesh(w, {.dp = 2, .tp = 2, .axes = {{.name = "chain", .size = 2}}});
+    ProcessGroup& chain = mesh.group("chain");  // ranks 4 apart: dp and tp are inside
+    const MeshAxes axes{&mesh.dp(), &chain};
+    const Placements held{AxisPlacement::shard(0), AxisPlacement::partial()};
+    const Placements wanted{AxisPlacement::replicate(), AxisPlacement::shard(1)};
+    const Tensor whole = test::random({6, 4}, 1, DType::f64);
+    const Tensor x = (whole * (chain.rank() + 1.0)).narrow(0, 3 * mesh.dp().rank(), 3).clone();
+    const Tensor y = redistribute(x, {6, 4}, axes, held, wanted);  // the sum's columns
+    CHECK(chain.ranks() == std::vector{w.rank() % 4, w.rank() % 4 + 4});
+    CHECK(test::distance({y}, {(whole * 3.0).narrow(1, 2 * chain.rank(), 2)}) < 1e-12);
+  });
+}
+
+TEST_CASE("parallelism: a parameter that is cut over the user's axis is counted and saved once") {
+  const test::TempFolder out;
+  const Tensor value = test::random({6, 4}, 1, DType::f64);
+  const Tensor x = test::random({6, 4}, 2, DType::f64);
+  run_ranks(8, [&](World& w) {
+    DeviceMesh mesh(w, {.dp = 2, .tp = 2, .axes = {{.name = "chain", .size = 2}}});
+    const nn::ShardSpec part =
+        shard_spec({6, 4}, {AxisPlacement::shard(1)}, {&mesh.group("chain")});
+    struct Columns : nn::Module {
+      Tensor weight;
+      void visit(nn::Visitor& v) override { v("weight", weight); }
+    } model;
+    const std::int64_t first = 2 * mesh.group("chain").rank();
+    model.weight = value.narrow(1, first, 2).clone();
+    model.weight.set_requires_grad(true);
+    const Layout layout{{"weight", {.spec = part, .cut_over = {"chain"}}}};
+    Ddp ddp(model, mesh, layout);
+    Tape tape;
+    const Tensor loss = sum(mul(model.weight, x.narrow(1, first, 2)));
+    ddp.watch(tape);
+    loss.backward();
+    // Twice the gradient, from the two ranks of dp.
+    const double norm = std::sqrt(4 * sum(square(x)).item());
+    CHECK(ddp.finish(0).norm.item() == doctest::Approx(norm).epsilon(1e-12));
+    save_checkpoint(w, out.path(), 1, model_slices(model.state_dict(), mesh, layout), {}, "{}");
+  });
+  run_ranks(1, [&](World& w) {
+    const auto found = find_checkpoint(w, out.path());
+    REQUIRE(found);
+    CHECK(test::different_bits(ShardFiles(found->shards("model")).whole("weight"), value) == "");
+  });
 }
 
 }  // namespace weft::distributed::parallelism_test
