@@ -159,6 +159,9 @@ if(NOT WEFT_SANITIZE STREQUAL "thread")
     add_test(NAME fuzz_models_${kind}
       COMMAND fuzz_models ${kind} ${PROJECT_SOURCE_DIR}/tests/fixtures/hf ${runs})
   endforeach()
+  math(EXPR few "${runs} / 4")  # two files to read, and a model to fit them to
+  add_test(NAME fuzz_models_adapter
+    COMMAND fuzz_models adapter ${PROJECT_SOURCE_DIR}/tests/fixtures ${few})
 endif()
 
 if(WEFT_SANITIZE STREQUAL "")

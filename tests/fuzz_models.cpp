@@ -1,7 +1,9 @@
-// Opens damaged copies of config.json in Hugging Face folders, or of GGUF files, and does with what
-// is still valid what programs do: only Error may be thrown. usage: fuzz_models config|gguf FOLDER
-// RUNS [SEED], where FOLDER holds folders of models. With clang and -DWEFT_LIBFUZZER
+// Opens damaged copies of config.json in Hugging Face folders, of GGUF files, or of both files of
+// adapters, and does with what is still valid what programs do: only Error may be thrown. usage:
+// fuzz_models config|gguf|adapter FOLDER RUNS [SEED], where FOLDER holds folders of models, or,
+// with "adapter", hf/ with these and peft/ with adapters. With clang and -DWEFT_LIBFUZZER
 // -fsanitize=fuzzer it is a target of libFuzzer for GGUF files.
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -14,9 +16,11 @@
 #include "weft/core/error.h"
 #include "weft/distributed/gguf_file.h"
 #include "weft/distributed/hf_folder.h"
+#include "weft/distributed/peft_folder.h"
 #include "weft/io/file.h"
 #include "weft/io/gguf.h"
 #include "weft/nn/gguf.h"
+#include "weft/nn/gpt.h"
 #include "weft/tests/mutations.h"
 #include "weft/tests/temp_folder.h"
 
@@ -55,6 +59,17 @@ bool try_gguf(const std::string& path) {
     const std::int64_t size = io::file_size(path);
     for (const io::GgufFile::Info& t : file.tensors())
       if (static_cast<std::int64_t>(file.data(t).size()) > size) std::abort();
+  });
+}
+
+// Its products with the weights must then be possible.
+bool try_adapter(const std::string& path, const nn::GptConfig& config) {
+  return try_to([&] {
+    const nn::LoraWeights weights =
+        distributed::read_peft_folder(path, nn::hf_family_of(config), config);
+    if (!std::isfinite(static_cast<float>(weights.options.scale()))) std::abort();
+    const nn::DeviceScope on_meta(kMeta);
+    const nn::LoraMerger merger(nn::Gpt(config), weights);
   });
 }
 
@@ -109,17 +124,39 @@ std::vector<Seed> gguf_seeds(const test::TempFolder& folder) {
   return {{path, io::read_file(path), [path] { return try_gguf(path); }}};
 }
 
+// Each file of each adapter in a copy of its own, as the other must be whole.
+std::vector<Seed> adapter_seeds(const std::string& fixtures, const test::TempFolder& folder) {
+  const std::string adapters = fixtures + "/peft";
+  constexpr const char* kFiles[] = {"/adapter_config.json", "/adapter_model.safetensors"};
+  std::vector<Seed> seeds;
+  for (const std::string& name : io::list_directory(adapters))
+    for (const char* const damaged : kFiles) {
+      const std::string there = adapters + "/" + name, here = folder / std::to_string(seeds.size());
+      io::make_directories(here);
+      for (const char* const file : kFiles) write(here + file, io::read_file(there + file));
+      const io::Json json = io::Json::parse(io::read_file(there + kFiles[0]), name);
+      const std::string base = json.at("base_model_name_or_path").as_string(),
+                        model = fixtures + "/hf" + base.substr(base.rfind('/'));
+      seeds.push_back({here + damaged, io::read_file(there + damaged),
+                       [here, config = distributed::hf_folder_config(model)] {
+                         return try_adapter(here, config);
+                       }});
+    }
+  return seeds;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string kind = argc > 1 ? argv[1] : "";
-  if (argc < 4 || (kind != "config" && kind != "gguf")) {
-    std::fputs("usage: fuzz_models config|gguf FOLDER RUNS [SEED]\n", stderr);
+  if (argc < 4 || (kind != "config" && kind != "gguf" && kind != "adapter")) {
+    std::fputs("usage: fuzz_models config|gguf|adapter FOLDER RUNS [SEED]\n", stderr);
     return 2;
   }
   const test::TempFolder folder;
-  const std::vector<Seed> seeds =
-      kind == "gguf" ? gguf_seeds(folder) : config_seeds(argv[2], folder);
+  const std::vector<Seed> seeds = kind == "gguf"      ? gguf_seeds(folder)
+                                  : kind == "adapter" ? adapter_seeds(argv[2], folder)
+                                                      : config_seeds(argv[2], folder);
   for (const Seed& s : seeds)
     if (!s.attempt()) return 1;
   test::Mutations mutations(argc > 4 ? std::strtoull(argv[4], nullptr, 10) : 1);
