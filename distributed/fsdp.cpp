@@ -1,6 +1,7 @@
 #include "weft/distributed/fsdp.h"
 
 #include <algorithm>
+#include <csignal>
 #include <utility>
 
 #include "weft/autograd/recompute.h"
@@ -31,7 +32,11 @@ bool has(const std::vector<std::size_t>& buckets, std::size_t b) {
 
 void drop_restorer(const Tensor& t) { delete std::exchange(t.storage()->restorer, nullptr); }
 
+thread_local std::int64_t gathers_until_kill = -1;
+
 }  // namespace
+
+void testing::kill_in_gather(std::int64_t gather) { gathers_until_kill = gather; }
 
 std::vector<int> fsdp_units(nn::Module& model, const NamedTensors& parameters) {
   check(model.shard_members() & nn::Shard::kBeforeUse,
@@ -212,6 +217,7 @@ void Fsdp::start_gather(std::size_t i) {
   const NoGradGuard quiet;
   const CategoryScope category(Category::parameter);
   s.arriving = Tensor::empty(b.param.shape(), b.param.dtype(), b.param.device());
+  if (gathers_until_kill >= 0 && gathers_until_kill-- == 0) std::raise(SIGKILL);
   s.gather = b.group->all_gather(s.arriving, b.param_slice);
   s.gathering = true;
 }

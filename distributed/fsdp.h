@@ -123,4 +123,11 @@ class Fsdp {
   std::vector<std::size_t> flights_, next_sums_;  ///< in the order of launch
 };
 
+namespace testing {
+
+/// Ends the process by SIGKILL where the calling thread would start its gather of a unit number
+/// `gather` from now, from 0: other ranks are in that gather, or come to it.
+void kill_in_gather(std::int64_t gather);
+
+}  // namespace testing
 }  // namespace weft::distributed

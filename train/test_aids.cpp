@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 
+#include "weft/distributed/fsdp.h"
 #include "weft/io/file.h"
 
 namespace weft::train {
@@ -40,6 +41,7 @@ void inject_nan(TrainStep& train_step, std::int64_t step) {
 void kill_in_step(TrainStep& train_step, int rank, std::int64_t step) {
   const Kill kill = kill_of(rank, step);
   if (kill.phase.empty() || kill.phase == "save") return;
+  if (kill.phase == "gather") return distributed::testing::kill_in_gather(kill.operations);
   train_step.on_phase([phase = kill.phase](Phase begins) {
     if (phase == name_of(begins)) std::raise(SIGKILL);
   });

@@ -11,6 +11,8 @@ void inject_nan(TrainStep& train_step, std::int64_t step);
 
 /// WEFT_TEST_KILL=RANK:STEP:PHASE ends this rank's process by SIGKILL when that phase of the step
 /// first begins: forward, backward or update, in which gradients are in transit.
+/// WEFT_TEST_KILL=RANK:STEP:gather:N ends it where the N-th gather of a unit of FSDP after the
+/// step's start, from 0, would begin.
 void kill_in_step(TrainStep& train_step, int rank, std::int64_t step);
 
 /// WEFT_TEST_KILL=RANK:STEP:save:N kills it while an instance exists, in place of the rank's file

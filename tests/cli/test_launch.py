@@ -125,19 +125,21 @@ def dies(victim, step, phase):
 
 
 def starts_again(folder):
-    """Killed in forward and in a save; the run ends with the bits of an undisturbed one."""
-    args = [*SAVES, "--zero"]
-    train(*base(folder, "calm", *args, "--ranks", "2"))
-    for i, phase in enumerate(("forward", "save:3")):
-        out = f"again{i}"
-        done = launch(2, *dies(i, 4, phase), BIN / "train_gpt", *base(folder, out, *args),
-                      flags=("--restarts", "2", "--log-dir", f"{folder}/logs{i}"))
+    """Killed in forward, in a save and in the gather of an FSDP unit; the run ends with the bits of an undisturbed one."""
+    for layout in "--zero", "--fsdp":
+        train(*base(folder, f"calm{layout}", *SAVES, layout, "--ranks", "2"))
+    for i, phase, layout in (0, "forward", "--zero"), (1, "save:3", "--zero"), (1, "gather:2", "--fsdp"):
+        calm, out = f"calm{layout}", phase
+        done = launch(2, *dies(i, 4, phase), BIN / "train_gpt", *base(folder, out, *SAVES, layout),
+                      flags=("--restarts", "2", "--log-dir", f"{folder}/logs_{phase}"))
         assert done.returncode == 0, done.stderr
+        if layout == "--fsdp":
+            assert re.search(r"all_gather \d+ of group [^:]*: rank 1 was lost: ", done.stderr), done.stderr
         assert done.stderr.count("weft_launch: restart 1 of 2 with 2 ranks, as rank "
                                  f"{i} was killed by signal 9\n") == 1, done.stderr
         assert "resume" in done.stdout and "restart 2" not in done.stderr, done
-        same_bits(folder, "calm", out)
-        agree(folder, "calm", out, 0)
+        same_bits(folder, calm, out)
+        agree(folder, calm, out, 0)
         assert len(list(pathlib.Path(folder, out, "flight").iterdir())) == 1  # of the rank that went on
 
 

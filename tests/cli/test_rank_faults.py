@@ -50,11 +50,12 @@ def killed_at(folder, out, ranks, victim, when, *args, program="train_gpt"):
 
 
 def killed(folder):
-    """Five kills each in forward, in backward, with gradients in flight and in a save."""
+    """Five kills each in forward, in backward, with gradients in flight and in a save, and one in the gather of a unit."""
     layouts = ["--zero"], ["--tp", "2"], ["--tp", "2", "--sp"], [], ["--fsdp"]
     for i, layout in enumerate(layouts):
         for j, phase in enumerate(("forward", "backward", "update", f"save:{2 * i}")):
             killed_at(folder, f"{phase}{i}", 2, (i + j) % 2, phase, *layout)
+    killed_at(folder, "gather", 2, 1, "gather:1", "--fsdp")
     # The run continues from its checkpoint in another layout.
     out = f"{folder}/save:8{len(layouts) - 1}"
     train("--data", text(folder), "--out", out, *SMALL, "--schedule", "constant", "--resume",

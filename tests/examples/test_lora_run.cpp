@@ -20,7 +20,7 @@ constexpr test::RunKind kDense{"dense", false};
 
 /// The run of a model.
 struct BaseRun : SmallRun {
-  explicit BaseRun(nn::Arch arch) : SmallRun(kDense) {
+  explicit BaseRun(nn::Arch arch, const test::RunKind& kind = kDense) : SmallRun(kind) {
     options.model.arch = arch;
     if (arch == nn::Arch::llama) options.model.kv_heads = 1;
     REQUIRE(train(2) == 0);
@@ -98,6 +98,25 @@ TEST_CASE("lora run: DDP, ZeRO, tp and sp take the steps of one rank") {
       CHECK(test::mismatch(t, want.at(name), 1e-3) == "");
     }
   }
+}
+
+TEST_CASE("lora run: recomputation gives the same bits") {
+  const BaseRun base(nn::Arch::llama);
+  AdapterRun kept(base), recomputed(base);
+  recomputed.options.model.recompute = nn::Recompute::full;
+  for (AdapterRun* run : {&kept, &recomputed}) {
+    run->options.lora.dropout = 0.1;
+    REQUIRE(run->train(2) == 0);
+  }
+  CHECK(recomputed.values("loss") == kept.values("loss"));
+  CHECK(recomputed.values("val_loss") == kept.values("val_loss"));
+}
+
+TEST_CASE("lora run: ep takes the steps of one rank beside a mixture of experts") {
+  const BaseRun base(nn::Arch::llama, {"experts", true});
+  AdapterRun one(base), two(base, {.ranks = 2, .ep = 2});
+  for (AdapterRun* run : {&one, &two}) REQUIRE(run->train(3) == 0);
+  CHECK(test::close_losses(two.values("loss"), one.values("loss"), 1e-5));
 }
 
 TEST_CASE("lora run: an adapter goes to a PEFT folder and back, and into its model") {
