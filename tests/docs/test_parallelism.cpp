@@ -54,7 +54,19 @@ struct Model : nn::Module {
   nn::LayerNorm norm;
   nn::Linear last;
   explicit Model(std::int64_t dim) : feed(dim), gated(dim), norm(dim), last(dim, 3) {}
-  Tensor operator()(const Tensor& x) const { return last(norm(x + gated(x + feed(x)))); }
+  Tensor operator()(const Tensor& x) const {
+    const Tensor y = x + at_use(feed)(x);
+    const Tensor z = x + at_use(gated)(y);
+    const Tensor n = at_use(norm)(z);
+    return at_use(last)(n);
+  }
+  // With fsdp the part's weights are gathered now, and those of the part before are freed.
+  template <class Part>
+  const Part& at_use(const Part& part) const {
+    if (const nn::Shard& s = nn::shard_of(*this); s.before_use) s.before_use(part);
+    return part;
+  }
+  unsigned shard_members() const override { return nn::Shard::kBeforeUse; }
   void visit(nn::Visitor& v) override {
     v("feed", feed);
     v("gated", gated);
@@ -103,6 +115,9 @@ std::unique_ptr<ParallelOptimizer> train(Model& model, const DeviceMesh& mesh, c
   const std::int64_t rows = 4 / batch.size(), first = rows * batch.rank();
   const Tensor x = input().narrow(0, first, rows).clone();
   auto adam = make_optimizer(model, mesh, layout, optim::AdamWOptions{.lr = 1e-2}, options);
+  nn::change_shard(model, [&](nn::Shard& s) {
+    s.before_use = [&](const nn::Module& part) { adam->wait(part); };
+  });
   for (int step = 0; step < 3; ++step) {
     adam->wait();
     adam->zero_grad();
@@ -113,6 +128,8 @@ std::unique_ptr<ParallelOptimizer> train(Model& model, const DeviceMesh& mesh, c
     adam->step(adam->finish(0.5));
   }
   adam->wait();
+  adam->restore_values();
+  nn::change_shard(model, [](nn::Shard& s) { s.before_use = nullptr; });
   return adam;
 }
 
@@ -144,30 +161,35 @@ TEST_CASE("parallelism: a user's plan trains over tp and dp, sharded too, and is
   run_ranks(1, [&](World& w) { train(alone, DeviceMesh(w), {}, {}); });
   struct Case {
     Degrees degrees;
-    bool shard = false;
+    bool shard = false, fsdp = false;
   };
   const auto chain = [](bool sums) { return std::vector<UserAxis>{{"chain", 2, sums}}; };
-  for (const auto& [degrees, shard] : {Case{{.dp = 2, .tp = 2}}, Case{{.dp = 2, .tp = 2}, true},
-                                       Case{{.dp = 2, .tp = 2, .axes = chain(false)}},
-                                       Case{{.dp = 2, .tp = 2, .axes = chain(false)}, true},
-                                       Case{{.dp = 2, .tp = 2, .axes = chain(true)}},
-                                       Case{{.dp = 2, .tp = 2, .axes = chain(true)}, true}}) {
+  for (const auto& [degrees, shard, fsdp] :
+       {Case{{.dp = 2, .tp = 2}}, Case{{.dp = 2, .tp = 2}, true},
+        Case{{.dp = 2, .tp = 2}, true, true}, Case{{.dp = 2, .tp = 2, .axes = chain(false)}},
+        Case{{.dp = 2, .tp = 2, .axes = chain(false)}, true},
+        Case{{.dp = 2, .tp = 2, .axes = chain(false)}, true, true},
+        Case{{.dp = 2, .tp = 2, .axes = chain(true)}},
+        Case{{.dp = 2, .tp = 2, .axes = chain(true)}, true},
+        Case{{.dp = 2, .tp = 2, .axes = chain(true)}, true, true}}) {
     const test::TempFolder out;
     std::map<std::string, Tensor> saved;
-    run_ranks(degrees.axes.empty() ? 4 : 8, [&, d = degrees, shard = shard](World& w) {
-      DeviceMesh mesh(w, d);
-      Model model = make(8);
-      const Layout layout = parallelize(model, mesh, plan());
-      const auto adam = train(model, mesh, layout, {.bucket_size = 100, .shard = shard});
-      for (const NamedTensor& p : model.named_parameters()) {
-        ParameterLayout held = layout.at(p.name);
-        held.tp_partial = false;  // it describes gradients
-        const Tensor all = test::whole_of(p.tensor.detach(), held, mesh.tp());
-        if (w.rank() == 0) saved[p.name] = all;
-      }
-      save_checkpoint(w, out.path(), 3, model_slices(model.state_dict(), mesh, layout),
-                      adam->state(), "{}");
-    });
+    run_ranks(degrees.axes.empty() ? 4 : 8,
+              [&, d = degrees,
+               options = DdpOptions{.bucket_size = 100, .shard = shard, .fsdp = fsdp}](World& w) {
+                DeviceMesh mesh(w, d);
+                Model model = make(8);
+                const Layout layout = parallelize(model, mesh, plan());
+                const auto adam = train(model, mesh, layout, options);
+                for (const NamedTensor& p : model.named_parameters()) {
+                  ParameterLayout held = layout.at(p.name);
+                  held.tp_partial = false;  // it describes gradients
+                  const Tensor all = test::whole_of(p.tensor.detach(), held, mesh.tp());
+                  if (w.rank() == 0) saved[p.name] = all;
+                }
+                save_checkpoint(w, out.path(), 3, model_slices(model.state_dict(), mesh, layout),
+                                adam->state(), "{}");
+              });
     run_ranks(1, [&](World& w) {
       const auto found = find_checkpoint(w, out.path());
       REQUIRE(found);
