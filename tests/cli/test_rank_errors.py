@@ -88,6 +88,21 @@ def launchers_that_mpi_does_not_know(folder):
     assert not pathlib.Path(folder, "alone").exists()
 
 
+def a_full_disk_of_one_rank_names_it(folder):
+    """No rank ends the checkpoint, and the one before stays the newest."""
+    out = f"{folder}/full"
+    base = ["--data", text(folder), *SMALL, "--threads", "1", "--out", out, "--save-every", "2", "--zero"]
+    assert said(2, *base, "--steps", "2") == (0, [])
+    status, lines = said(2, *base, "--steps", "6", "--resume",
+                         before="[ $rank != 1 ] || export WEFT_TEST_DISK_FULL_AFTER=2000")
+    assert status == 1 and len(lines) == 1, lines
+    assert lines[0].startswith("save_checkpoint: rank 1: write: cannot write '"), lines
+    assert lines[0].endswith("model-r001.safetensors': No space left on device"), lines
+    assert [p.name for p in pathlib.Path(out, "checkpoints").glob("step_*")] == ["step_00000002"]
+    done = run("generate", "--checkpoint", out, "--prompt", "the", "--tokens", "4", "--seed", "1")
+    assert done.returncode == 0, done
+
+
 def a_lost_rank_is_named_once(folder):
     base = ["--data", text(folder), *SMALL, "--threads", "1", "--steps", "1000000", "--out", f"{folder}/lost"]
     stop = "[ $rank != 2 ] || { sleep 4; kill -STOP $$; } &"
@@ -100,4 +115,4 @@ def a_lost_rank_is_named_once(folder):
 if __name__ == "__main__":
     main([errors_of_all_are_said_once, errors_of_some_name_their_ranks,
           what_ranks_do_not_share_is_found_at_the_start, launchers_that_mpi_does_not_know,
-          a_lost_rank_is_named_once])
+          a_full_disk_of_one_rank_names_it, a_lost_rank_is_named_once])
