@@ -6,7 +6,8 @@
 // --graph on as one captured step that is replayed. --kernels FILE profiles one more step: the file
 // has the work of each kernel, whose time bench/gpu/model.py predicts. --bytes on adds the bytes
 // that the kernels of a step move to the line of JSON. On --device meta:cuda nothing is computed,
-// so a step of any size can be recorded.
+// so a step of any size can be recorded. --pause N stops the process (SIGSTOP) before the first
+// timed step and after every N; bench/peers/turns.py continues it when it is this program's turn.
 #include <algorithm>
 #include <cstdlib>
 
@@ -133,7 +134,7 @@ int run_one_model(const bench::TrainRun& run, const std::string& losses_file,
 
 int main(int argc, char** argv) try {
   bench::TrainRun run;
-  std::string steps, warmup, losses, graph, kernels, bytes, weights;
+  std::string steps, warmup, pause, losses, graph, kernels, bytes, weights;
   bench::Report report(argc, argv,
                        {{"--model", &run.model, "NAME"},
                         {"--device", &run.device, "cpu|cuda|meta:cuda"},
@@ -143,6 +144,7 @@ int main(int argc, char** argv) try {
                         {"--graph", &graph, "on|off"},
                         {"--steps", &steps, "N"},
                         {"--warmup", &warmup, "N"},
+                        {"--pause", &pause, "N"},
                         {"--init", &run.init_file, "FILE"},
                         {"--export", &run.export_file, "FILE"},
                         {"--data", &run.data_file, "FILE"},
@@ -151,6 +153,7 @@ int main(int argc, char** argv) try {
                         {"--bytes", &bytes, "on|off"}});
   if (!steps.empty()) run.steps = std::atoi(steps.c_str());
   if (!warmup.empty()) run.warmup = std::atoi(warmup.c_str());
+  if (!pause.empty()) run.pause = std::atoi(pause.c_str());
   const auto is_on = [](const char* flag, const std::string& word) {
     check(word.empty() || word == "on" || word == "off", "{}: must be on or off, got {}", flag,
           word);

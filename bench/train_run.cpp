@@ -1,6 +1,7 @@
 #include "weft/bench/train_run.h"
 
 #include <algorithm>
+#include <csignal>
 #include <fstream>
 #include <functional>
 
@@ -136,6 +137,7 @@ void run_steps(const TrainRun& run, const Batches& batches, Device device, train
   int waits = 0;
   for (int i = 0; i < run.steps; i += group, ++waits) {
     const int steps = std::min(group, run.steps - i);
+    if (run.pause > 0 && i % run.pause == 0) std::raise(SIGSTOP);
     const double start = now();
     for (int s = 0; s < steps; ++s) take_step();
     wait();

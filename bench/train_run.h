@@ -16,6 +16,7 @@ struct TrainRun {
   std::string fp8_recipe = "current";
   bool fp8_weights = false;  ///< with fp8: the products' weights are stored as FP8 and f32 alone
   int warmup = 2, steps = 5;
+  int pause = 0;       ///< timed steps after which the process stops itself; 0: never, see --pause
   bool graph = false;  ///< on a GPU: from the third step on, replay a captured step
   double lr = 3e-4;
   std::string init_file;    ///< .safetensors with the initial weights; empty: seed 1

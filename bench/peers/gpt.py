@@ -3,7 +3,7 @@
 
 usage: gpt.py --model NAME [--device cpu|cuda] [--dtype f32|bf16] [--threads N] [--steps N]
               [--warmup N] [--compile [MODE]] [--sdpa BACKEND] [--init FILE] [--data FILE]
-              [--losses FILE]
+              [--losses FILE] [--pause N]
 
 Prints one line of JSON. Uses PyTorch's fast paths: fused attention, fused AdamW, foreach clipping,
 gradients set to None; with --compile, torch.compile over model and loss. bf16 is autocast
@@ -13,7 +13,9 @@ chooses. On a GPU the vocabulary is padded and steps are timed as in bench/train
 import argparse
 import contextlib
 import json
+import os
 import re
+import signal
 import statistics
 import struct
 import sys
@@ -175,11 +177,14 @@ class Trainer:
 
     def run_on_cpu(self):
         seconds, losses = [], []
-        for step in range(self.options.warmup + self.options.steps):
+        o = self.options
+        for step in range(o.warmup + o.steps):
             batch = self.batches.at(step)
+            if o.pause and step >= o.warmup and (step - o.warmup) % o.pause == 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
             start = time.perf_counter()
             losses.append(self.step(*batch).item())
-            if step >= self.options.warmup:
+            if step >= o.warmup:
                 seconds.append(time.perf_counter() - start)
         return seconds, losses
 
@@ -244,6 +249,7 @@ def main():
     parser.add_argument("--init")
     parser.add_argument("--data")
     parser.add_argument("--losses")
+    parser.add_argument("--pause", type=int, metavar="N", help="on a CPU: as bench_step's")
     print(json.dumps(train(parser.parse_args())))
 
 

@@ -71,15 +71,35 @@ class Goals:
         self.rows.append([what, value, goal, "pass" if ok else "**miss**"])
 
 
+def turn_goals(name, turns, goals):
+    """Ratios of steps that were taken within seconds of each other: median, lowest and highest turn."""
+    weft, floor = turns["weft"], turns["floor"]
+    peers = {s: ms for s, ms in turns.items() if s not in ("weft", "floor")}
+    best = min(peers, key=lambda s: statistics.median(peers[s]))
+
+    def ratios(above, below):
+        seen = sorted(a / b for a, b in zip(above, below))
+        return statistics.median(seen), f" ({seen[0]:.2f} to {seen[-1]:.2f} in {len(seen)} turns)"
+
+    over, spread = ratios(weft, floor)
+    goals.at_most(f"{name}: step / floor{spread}", over, FLOOR_GOALS.get(name, FLOOR_GOAL), "{:.3f}")
+    speed, spread = ratios(peers[best], weft)
+    goals.at_least(f"{name}: speed / PyTorch, {best}{spread}", speed, SPEED_GOALS[name])
+
+
 def one_model(name, found, goals, settings_rows):
     """The row of a model in the first table."""
     steps = {s: median_step(runs) for s, runs in found["runs"].items()}
     tokens = found["runs"]["weft"][0]["step_tokens"]
     weft = steps["weft"]
     floor = statistics.median(f[f"{name}: floor"] for f in found["floors"])
+    turns = found.get("turns")
+    if turns:
+        turn_goals(name, turns, goals)
     peak = {s: max(r["peak_rss_mib"] for r in runs) for s, runs in found["runs"].items()}
     row = [name, f"{weft:.1f}", f"{1e3 * tokens / weft:.0f}", f"{floor:.1f}", f"{weft / floor:.3f}"]
-    goals.at_most(f"{name}: step / floor", weft / floor, FLOOR_GOALS.get(name, FLOOR_GOAL), "{:.3f}")
+    if not turns:
+        goals.at_most(f"{name}: step / floor", weft / floor, FLOOR_GOALS.get(name, FLOOR_GOAL), "{:.3f}")
     peers = {s: ms for s, ms in steps.items() if s != "weft"}
     if not peers:
         return row + ["-"] * 4
@@ -88,7 +108,8 @@ def one_model(name, found, goals, settings_rows):
         imported = found["runs"][s][0]["imported_rss_mib"]
         rate = f"{1e3 * tokens / peers[s]:.0f}"
         settings_rows.append([name, s, f"{peers[s]:.1f}", rate, f"{peak[s]:.0f}", f"{imported:.0f}"])
-    goals.at_least(f"{name}: speed / PyTorch ({best})", peers[best] / weft, SPEED_GOALS[name])
+    if not turns:
+        goals.at_least(f"{name}: speed / PyTorch ({best})", peers[best] / weft, SPEED_GOALS[name])
     leanest = min((s for s in peak if s != "weft"), key=peak.get)
     memory = peak["weft"] / peak[leanest]
     if name.startswith("124m"):

@@ -2,7 +2,7 @@
 """Measures Weft, PyTorch and libtorch in alternation and writes the table of ratios.
 
 usage: bench/peers/run.py [--quick] [--rounds N] [--only PART,...] [--build DIR] [--out FILE]
-                          [--python FILE] [--wrap COMMAND] [--data FILE] [--cap avx2]
+                          [--python FILE] [--wrap COMMAND] [--data FILE] [--cap avx2] [--turns N]
 
 Parts: the models of bench/models.h in f32, bf16 (some of them), scaling, overhead, loss. Every measurement is a separate process
 with a warm-up. Within a round the measurements alternate, so that all see the same machine; numbers are
@@ -10,6 +10,10 @@ medians over the steps of all rounds. PyTorch runs eager and compiled, with defa
 malloc keeps its memory, in huge pages, instead of requesting new pages for large arrays in every step;
 and on a non-Intel processor, MKL is set to use its kernels for Intel, which are faster there too. The
 first round tries all settings, later ones the best two. Takes about 25 minutes, with --quick 5.
+
+On a machine whose speed changes from minute to minute, --turns N adds N turns to the rounds: Weft and the best two
+settings are warmed up and stopped, and in each turn every one of them takes a few steps. The ratio is then the
+median of the turns' ratios, with the lowest and the highest beside it. All of them stay in memory meanwhile.
 """
 import argparse
 import json
@@ -22,6 +26,7 @@ import sys
 import tempfile
 
 import report
+import turns
 from products import CAPS
 from row_file import read_rows
 
@@ -63,17 +68,21 @@ class Runner:
             raise RuntimeError(f"{shlex.join(command)}: {done.stderr.strip()[-300:]}")
         return done.stdout
 
-    def weft(self, model, threads, steps, warmup, *more):
-        command = [self.bin / "bench_step", "--model", model, "--threads", threads]
-        text = self.measured([*command, "--steps", steps, "--warmup", warmup, *more])
-        return json.loads(text.splitlines()[-1])
+    def command(self, setting, model, threads, steps, warmup, *more):
+        """The program of a setting of PyTorch, of Weft if it is None, and its environment."""
+        arguments, env = setting or ([], {})
+        program = [self.python, PEERS / "gpt.py"] if setting else [self.bin / "bench_step"]
+        return [*program, "--model", model, "--threads", threads, "--steps", steps, "--warmup", warmup, *arguments,
+                *more], env
 
-    def torch(self, setting, model, threads, steps, warmup, *more):
-        arguments, env = setting
-        command = [self.python, PEERS / "gpt.py", "--model", model, "--threads", threads]
-        command += ["--steps", steps, "--warmup", warmup, *arguments, *more]
-        text = self.measured(command, **env)
-        return json.loads(text.splitlines()[-1])
+    def steps(self, setting, *run):
+        command, env = self.command(setting, *run)
+        return json.loads(self.measured(command, **env).splitlines()[-1])
+
+    def stopped(self, setting, model, steps, warmup, count, *more):
+        """A program that has taken its warm-up and takes `count` times `steps` steps."""
+        command, env = self.command(setting, model, 2, steps * count, warmup, "--pause", steps, *more)
+        return turns.Program([*self.wrap, *command], env, steps)
 
     def rows(self, program, *arguments):
         """The rows of a benchmark as {name: value}."""
@@ -102,7 +111,12 @@ def note(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def measure_model(runner, name, rounds, settings, dtype="f32"):
+def best_two(runs):
+    speed = {s: runs[s][0]["tokens_per_s"] for s in runs if s != "weft"}
+    return sorted(speed, key=speed.get)[-2:]
+
+
+def measure_model(runner, name, rounds, settings, dtype="f32", count=0):
     """Alternates Weft, the floor and the settings of PyTorch; returns the runs of each, and the floors."""
     full, quick, warmup = MODELS[name]
     typed = ("--dtype", dtype)
@@ -110,21 +124,35 @@ def measure_model(runner, name, rounds, settings, dtype="f32"):
     runs, floors = {"weft": []}, []
     for turn in range(rounds):
         floors.append(runner.rows("bench_roof", "--threads", 2, "--shapes", "no"))
-        runs["weft"].append(runner.weft(name, 2, steps, warmup, *typed))
+        runs["weft"].append(runner.steps(None, name, 2, steps, warmup, *typed))
         note(f"{name}, {dtype}: weft: {runs['weft'][-1]['tokens_per_s']:.0f} tokens/s")
-        chosen = list(settings)
-        if turn > 0:
-            speed = {s: runs[s][0]["tokens_per_s"] for s in runs if s != "weft"}
-            chosen = sorted(speed, key=speed.get)[-2:]
-        for setting in chosen:
+        for setting in best_two(runs) if turn > 0 else settings:
             try:
-                run = runner.torch(settings[setting], name, 2, steps, warmup, *typed)
+                run = runner.steps(settings[setting], name, 2, steps, warmup, *typed)
             except RuntimeError as e:
                 note(f"{name}, {dtype}: PyTorch {setting} left out: {e}")
                 continue
             runs.setdefault(setting, []).append(run)
             note(f"{name}, {dtype}: PyTorch {setting}: {run['tokens_per_s']:.0f} tokens/s")
-    return {"runs": runs, "floors": floors}
+    out = {"runs": runs, "floors": floors}
+    if count:
+        out["turns"] = measure_turns(runner, name, count, {s: settings[s] for s in best_two(runs)}, typed)
+    return out
+
+
+def measure_turns(runner, name, count, settings, typed):
+    """Milliseconds of a step of Weft, of PyTorch's settings and of the floor, in each turn."""
+    _, steps, warmup = MODELS[name]
+    floors = []
+
+    def floor():
+        floors.append(runner.rows("bench_roof", "--threads", 2, "--shapes", "no")[f"{name}: floor"])
+
+    sides = {"weft": None, **settings}
+    started = ((side, runner.stopped(setting, name, steps, warmup, count, *typed)) for side, setting in sides.items())
+    found = {side: run["step_ms"] for side, run in turns.take_turns(started, count, floor).items()}
+    note(f"{name}: {count} turns: done")
+    return {**found, "floor": floors}
 
 
 def measure_scaling(runner, rounds):
@@ -132,7 +160,7 @@ def measure_scaling(runner, rounds):
     steps = {1: [], 2: []}
     for _ in range(rounds):
         for threads, seen in steps.items():
-            seen += runner.weft("small", threads, 3 if runner.quick else 4, 2)["step_ms"]
+            seen += runner.steps(None, "small", threads, 3 if runner.quick else 4, 2)["step_ms"]
     note("scaling: done")
     return {str(threads): statistics.median(seen) for threads, seen in steps.items()}
 
@@ -171,9 +199,9 @@ def measure_loss(runner, data, settings):
     weights, losses = runner.folder / "weights.safetensors", runner.folder / "losses"
     same = ["--data", data, "--losses", losses]
     out = {}
-    runner.weft("small", 2, LOSS_STEPS, 0, "--export", weights, *same)
+    runner.steps(None, "small", 2, LOSS_STEPS, 0, "--export", weights, *same)
     out["weft"] = [float(line) for line in losses.read_text().split()]
-    runner.torch(list(settings.values())[-1], "small", 2, LOSS_STEPS, 0, "--init", weights, *same)
+    runner.steps(list(settings.values())[-1], "small", 2, LOSS_STEPS, 0, "--init", weights, *same)
     out["torch"] = [float(line) for line in losses.read_text().split()]
     note("loss: done")
     return out
@@ -183,6 +211,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round, fewer steps and parts")
     parser.add_argument("--rounds", type=int, help="default 2, with --quick 1")
+    parser.add_argument("--turns", type=int, default=0, help="turns after the rounds, for the models in f32")
     parser.add_argument("--only", help="parts with commas between: " + ", ".join(PARTS))
     parser.add_argument("--build", default=ROOT / "build" / "release")
     parser.add_argument("--python", default=os.environ.get("PYTHON", "python3"))
@@ -218,7 +247,7 @@ def main():
         found |= {"machine": machine, "torch": version.strip(), "rounds": rounds}
         for part in parts:
             if part in MODELS:
-                found["models"][part] = measure_model(runner, part, rounds, settings)
+                found["models"][part] = measure_model(runner, part, rounds, settings, count=options.turns)
             elif part == "bf16":
                 found["bf16"] = {name: measure_model(runner, name, rounds, settings, "bf16")
                                  for name in BF16_MODELS}

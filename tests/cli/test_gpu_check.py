@@ -236,6 +236,32 @@ def peers_read_rows(folder):
         assert rows and min(rows.values()) >= 0, rows
 
 
+def programs_take_turns(_):
+    """Programs that pause take their steps in rotation, and one that fails leaves no other behind."""
+    sys.path.insert(0, str(ROOT / "bench" / "peers"))
+    import turns
+
+    def program(model):
+        command = [BIN / "bench_step", "--model", model, "--threads", 1, "--warmup", 1, "--steps", 6, "--pause", 2]
+        return turns.Program(command, {}, 2)
+
+    started, rotations = [], []
+
+    def start(*models):
+        for name, model in enumerate(models):
+            started.append(program(model))
+            yield name, started[-1]
+
+    found = turns.take_turns(start("smoke", "smoke"), 3, lambda: rotations.append(1))
+    assert len(rotations) == 3 and [len(found[name]["step_ms"]) for name in (0, 1)] == [3, 3], found
+    try:
+        turns.take_turns(start("smoke", "unknown"), 3, lambda: None)
+        raise AssertionError("an unknown model was accepted")
+    except RuntimeError as error:
+        assert "--model: one of tiny" in str(error), error
+    assert len(started) == 3 and all(p.process.returncode is not None for p in started)
+
+
 def wrong_uses(folder):
     def call(*arguments):
         return subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
@@ -247,4 +273,4 @@ def wrong_uses(folder):
     refused(call("--out"), 2, "--out needs a value")
 
 
-main([interrupted_and_resumed, limits, finds_wheels, peers_read_rows, wrong_uses])
+main([interrupted_and_resumed, limits, finds_wheels, peers_read_rows, programs_take_turns, wrong_uses])
