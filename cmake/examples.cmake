@@ -4,6 +4,7 @@
 # a test, with the library of the emulated GPU.
 add_library(weft_gpt OBJECT
   examples/common/adapter.cpp
+  examples/common/adapter_start.cpp
   examples/common/check_weights.cpp
   examples/common/continuation.cpp
   examples/common/folder_json.cpp

@@ -1,5 +1,8 @@
 #include "weft/distributed/model_slices.h"
 
+#include "weft/core/error.h"
+#include "weft/distributed/unit_cut.h"
+
 namespace weft::distributed {
 namespace {
 
@@ -52,6 +55,20 @@ StateDict read_model(const StateDict& state, const Layout& layout, const ShardFi
   return files.like(state, [&](const std::string& name, const Shape& shape) {
     return slice_of(layout, name, shape);
   });
+}
+
+StateDict cut_model(const StateDict& state, const Layout& layout, const StateDict& whole) {
+  StateDict out = whole;
+  for (auto& [name, tensor] : out) {
+    const auto own = state.find(name);
+    if (own == state.end()) continue;
+    const nn::ShardSpec part = slice_of(layout, name, own->second.shape()).spec;
+    if (part.cuts.empty()) continue;
+    check(tensor.shape() == part.whole, "cut_model: {} must have shape {}, got {}", name,
+          part.whole, tensor.shape());
+    tensor = part_of(tensor.contiguous(), part);
+  }
+  return out;
 }
 
 }  // namespace weft::distributed

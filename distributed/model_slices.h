@@ -15,5 +15,8 @@ SliceSources slice_sources(const TensorSources& state, const DeviceMesh& mesh,
 /// Reads the values that this rank holds from files of any layout, as input for load_state_dict().
 /// Throws Error as ShardFiles::read_into().
 StateDict read_model(const StateDict& state, const Layout& layout, const ShardFiles& files);
+/// The same from whole tensors in memory.
+/// Throws Error when one that is cut has another shape than the layout says.
+StateDict cut_model(const StateDict& state, const Layout& layout, const StateDict& whole);
 
 }  // namespace weft::distributed

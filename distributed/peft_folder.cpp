@@ -83,13 +83,15 @@ struct Module {
   nn::LoraPlace place;
 };
 
-std::vector<Module> modules_of(const nn::HfFamily& family, const nn::GptConfig& config) {
+std::vector<nn::LoraPlace> places_of(const nn::GptConfig& config) {
+  const nn::DeviceScope on_meta(kMeta);
+  return nn::lora_places(nn::Gpt(config));
+}
+
+std::vector<Module> modules_of(const nn::HfFamily& family, const nn::GptConfig& config,
+                               const std::vector<nn::LoraPlace>& all) {
   std::map<std::pair<std::string, std::int64_t>, nn::LoraPlace> places;
-  {
-    const nn::DeviceScope on_meta(kMeta);
-    for (const nn::LoraPlace& p : nn::lora_places(nn::Gpt(config)))
-      places[{p.weight, p.first * p.in}] = p;
-  }
+  for (const nn::LoraPlace& p : all) places[{p.weight, p.first * p.in}] = p;
   std::vector<Module> out;
   for (const nn::HfTensor& t : family.tensors(config)) {
     const auto found = places.find({t.parameter, t.first});
@@ -145,6 +147,21 @@ void check_targets(const io::Json& json, const std::vector<Module>& modules,
   }
 }
 
+// LoraOptions::targets of these places: the last part of a name where all places that it names are
+// among them, else the whole name.
+std::string targets_of(const std::vector<nn::LoraPlace>& all,
+                       const std::set<std::string>& adapted) {
+  const auto leaf = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
+  std::set<std::string> others, targets;
+  for (const nn::LoraPlace& p : all)
+    if (!adapted.contains(p.name)) others.insert(leaf(p.name));
+  for (const std::string& name : adapted)
+    targets.insert(others.contains(leaf(name)) ? name : leaf(name));
+  std::string list;
+  for (const std::string& t : targets) list += (list.empty() ? "" : ",") + t;
+  return list;
+}
+
 nn::LoraWeights read_checked(const std::string& path, const nn::HfFamily& family,
                              const nn::GptConfig& config) {
   check(io::file_size(path + kAdapterConfig) <= kMostConfigBytes, "'{}{}': is too large", path,
@@ -153,7 +170,9 @@ nn::LoraWeights read_checked(const std::string& path, const nn::HfFamily& family
       io::Json::parse(io::read_file(path + kAdapterConfig), path + kAdapterConfig);
   check(json.is_object(), "'{}{}': must be a JSON object", path, kAdapterConfig);
   nn::LoraWeights out{read_options(json), {}};
-  const std::vector<Module> modules = modules_of(family, config);
+  const std::vector<nn::LoraPlace> places = places_of(config);
+  const std::vector<Module> modules = modules_of(family, config, places);
+  std::set<std::string> adapted;
   std::map<std::string, Pair> pairs = read_pairs(path);
   check(!pairs.empty(), "'{}': holds no adapter", path);
   check_targets(json, modules, pairs, path);
@@ -171,11 +190,12 @@ nn::LoraWeights read_checked(const std::string& path, const nn::HfFamily& family
     out.tensors[m.place.adapter + ".a"] = take(found->second.a, kA, {rank, m.place.in});
     const Tensor b = take(found->second.b, kB, {m.place.rows, rank});
     out.tensors[m.place.adapter + ".b"] = m.tensor.rows.empty() ? b : move_rows(b, m.tensor.rows);
-    out.options.targets += (out.options.targets.empty() ? "" : ",") + m.place.name;
+    adapted.insert(m.place.name);
     pairs.erase(found);
   }
   check(pairs.empty(), "'{}': {} is not a matrix of a {} that can have an adapter", path,
         pairs.empty() ? std::string() : pairs.begin()->first, family.type);
+  out.options.targets = targets_of(places, adapted);
   return out;
 }
 
@@ -238,7 +258,7 @@ void save_peft_folder(const std::string& path, const nn::HfFamily& family,
   StateDict tensors;
   std::set<std::string> adapted;
   bool transposed = false;
-  for (const Module& m : modules_of(family, config)) {
+  for (const Module& m : modules_of(family, config, places_of(config))) {
     const auto a = weights.tensors.find(m.place.adapter + ".a"),
                b = weights.tensors.find(m.place.adapter + ".b");
     if (a == weights.tensors.end() || b == weights.tensors.end()) continue;

@@ -35,18 +35,21 @@ UnitCut cut_units(const std::string& layer, const std::vector<Units>& packed,
   return cut;
 }
 
+Tensor part_of(const Tensor& whole, const nn::ShardSpec& part) {
+  const Tensor out = Tensor::empty(nn::shape_of(part), whole.dtype(), whole.device());
+  if (whole.is_meta()) return out;
+  const NoGradGuard off;
+  const Tensor flat = whole.detach().alias({whole.numel()}, {1}, 0);
+  nn::for_each_run(part, [&](std::int64_t from, std::int64_t to, std::int64_t count) {
+    out.alias({count}, {1}, to).copy_(flat.alias({count}, {1}, from));
+  });
+  return out;
+}
+
 void keep_part(const Tensor& t, const nn::ShardSpec& part) {
   if (part.cuts.empty()) return;
   const CategoryScope category(Category::parameter);
-  const Tensor fresh = Tensor::empty(nn::shape_of(part), t.dtype(), t.device());
-  if (!t.is_meta()) {
-    const NoGradGuard off;
-    const Tensor flat = t.detach().alias({t.numel()}, {1}, 0);
-    nn::for_each_run(part, [&](std::int64_t whole, std::int64_t own, std::int64_t count) {
-      fresh.alias({count}, {1}, own).copy_(flat.alias({count}, {1}, whole));
-    });
-  }
-  nn::detail::replace_storage(t, fresh);
+  nn::detail::replace_storage(t, part_of(t, part));
 }
 
 std::int64_t width_of(const std::vector<Units>& packed) {

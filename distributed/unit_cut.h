@@ -21,6 +21,8 @@ struct UnitCut {
 /// Throws Error naming `layer` and all numbers when units do not divide among the ranks.
 UnitCut cut_units(const std::string& layer, const std::vector<Units>& packed,
                   const ProcessGroup& tp);
+/// The values of a part of a tensor, as a new one.
+Tensor part_of(const Tensor& whole, const nn::ShardSpec& part);
 /// Replaces a tensor of a model by its shard, in place: every handle sees the shard, and its values
 /// are kept.
 void keep_part(const Tensor& t, const nn::ShardSpec& part);

@@ -9,7 +9,7 @@ namespace weft::nn {
 
 /// The adapters of a model, apart from it.
 struct LoraWeights {
-  LoraOptions options;  ///< of all of them; the targets are the names of their places
+  LoraOptions options;  ///< of all of them; the targets give just these places
   /// The a and b of each, by their names in the model: "blocks.0.attn.qkv.lora.q.a".
   StateDict tensors;
 };

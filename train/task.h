@@ -29,6 +29,9 @@ struct Task {
   /// Only parameters that require a gradient are saved; all others come from --weights, and get no
   /// memory for gradients and optimizer states. A resumed run needs the same --weights.
   bool saves_trained_only = false;
+  /// Whole tensors of trained parameters, by name, with which a run begins that has no checkpoint,
+  /// in place of initial values or those of --weights; parameters that are not listed keep these.
+  std::function<StateDict()> start = {};
   /// Floating-point operations of a training step per target, without recomputation; 0: unknown,
   /// and metrics.jsonl has no mfu.
   double flops_per_target = 0;

@@ -409,12 +409,22 @@ void TrainStep::keep_saved(StateDict& state, bool saved) const {
 void TrainStep::load_only(const distributed::ShardFiles& files, bool saved) {
   StateDict own = task_.model.state_dict();
   keep_saved(own, saved);
+  load_some(distributed::read_model(own, layout_, files));
+}
+
+void TrainStep::load_some(StateDict given) {
   optimizer_->restore_values();
-  StateDict given = distributed::read_model(own, layout_, files);
   std::erase_if(given, [](const auto& entry) { return nn::is_fp8_state(entry.first); });
   const nn::LoadReport report = task_.model.load_state_dict(given, false);
   check(report.unexpected.empty(), "load_state_dict: {} is not part of the model",
         report.unexpected.empty() ? std::string() : report.unexpected[0]);
+}
+
+void TrainStep::load_trained(const StateDict& whole) {
+  check(!holds_slices(), "train: a start of trained parameters does not exist yet with --fsdp");
+  StateDict own = task_.model.state_dict();
+  keep_saved(own, true);
+  load_some(distributed::cut_model(own, layout_, whole));
 }
 
 // Each rank reads its slices of what it holds in slices, and loads the rest.

@@ -79,6 +79,9 @@ class TrainStep {
   /// Loads weights in place of the initial ones.
   /// Throws Error on a missing or unexpected name, or a wrong shape.
   void load_weights(const distributed::ShardFiles& model);
+  /// Loads trained parameters from whole tensors; those that are not given stay as they are.
+  /// Throws Error on an unexpected name, or a wrong shape.
+  void load_trained(const StateDict& whole);
   /// Loads this rank's shards from the files of a checkpoint, written with any layout.
   /// Throws Error on a missing or unexpected name, or a wrong shape.
   void load(const distributed::ShardFiles& model, const distributed::ShardFiles& optimizer);
@@ -101,6 +104,7 @@ class TrainStep {
   void keep_saved(StateDict& state, bool saved) const;
   void load_model(const distributed::ShardFiles& model, bool with_fp8_state);
   void load_only(const distributed::ShardFiles& files, bool saved);
+  void load_some(StateDict given);
   /// The rows on the model's device; on a GPU always in the same memory, which a graph reads.
   data::Batch load_rows(const data::Batch& rows);
   /// Forward, backward, optimizer and routers' biases. The CPU skips the last two if a number is

@@ -104,6 +104,7 @@ void Trainer::restore() {
   } else if (whole && !options_.run.weights.empty()) {
     step_.load_weights(distributed::open_weights(options_.run.weights));
   }
+  if (!saved && task_.start) step_.load_trained(task_.start());
   log_.open(folder_.metrics(), options_.run.resume, state_.step);
   if (options_.run.resume && ranks_.is_first()) {
     if (!saved)

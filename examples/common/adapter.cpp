@@ -30,6 +30,7 @@ std::optional<AdapterRun> find_adapter_run(const std::string& path) {
   const io::Json* const lora = state.find("lora");
   if (!lora) return std::nullopt;
   AdapterRun run{config_from_json(state.at("model")), {}, state.at("base").as_string()};
+  if (const io::Json* const crc = state.find("base_crc32c")) run.base_crc32c = crc->as_int();
   io::fields_from_json(*lora, "state.json", run.weights.options);
   run.weights.tensors = distributed::ShardFiles(found->shards("model")).state_dict();
   return run;
@@ -54,9 +55,7 @@ void check_whole_model(const std::string& path, const io::Json& state) {
                 path, base->as_string()));
 }
 
-nn::LoraWeights read_adapter(const std::string& path, const nn::GptConfig& config) {
-  if (distributed::is_peft_folder(path))
-    return distributed::read_peft_folder(path, nn::hf_family_of(config), config);
+AdapterRun open_adapter_run(const std::string& path) {
   check(io::is_directory(path), "--adapter: '{}' is not a folder", path);
   std::optional<AdapterRun> run;
   try {
@@ -66,7 +65,13 @@ nn::LoraWeights read_adapter(const std::string& path, const nn::GptConfig& confi
   }
   check(run.has_value(),
         "--adapter: '{}' holds neither an adapter_config.json nor a run with --lora-rank", path);
-  return std::move(run->weights);
+  return std::move(*run);
+}
+
+nn::LoraWeights read_adapter(const std::string& path, const nn::GptConfig& config) {
+  return distributed::is_peft_folder(path)
+             ? distributed::read_peft_folder(path, nn::hf_family_of(config), config)
+             : open_adapter_run(path).weights;
 }
 
 std::optional<nn::LoraMerger> open_adapter(const std::string& path, const nn::GptConfig& config) {

@@ -19,10 +19,13 @@ std::optional<nn::LoraMerger> open_adapter(const std::string& path, const nn::Gp
 struct AdapterRun {
   nn::GptConfig config;
   nn::LoraWeights weights;
-  std::string base;  ///< folder of the model, as --init named it
+  std::string base;                              ///< folder of the model, as --init named it
+  std::optional<std::int64_t> base_crc32c = {};  ///< its fingerprint(); older runs have none
 };
 /// Nothing if the folder holds no checkpoint, or one of a whole model.
 std::optional<AdapterRun> find_adapter_run(const std::string& path);
+/// Throws Error (Fault::user) where find_adapter_run() gives nothing or throws.
+AdapterRun open_adapter_run(const std::string& path);
 /// A number that changes with the weights open_weights() finds in `path`; reads at most 1 MiB of
 /// each file. Throws Error as open_weights().
 std::int64_t fingerprint(const std::string& path);

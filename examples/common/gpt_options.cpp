@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "weft/core/error.h"
+#include "weft/examples/common/adapter.h"
 #include "weft/examples/common/model_folder.h"
 #include "weft/train/flags.h"
 
@@ -84,6 +85,20 @@ void apply_init(const std::string& folder, bool plans, GptOptions& o) {
   o.model = found.config;
   o.run.weights = folder;
   if (!found.text.is_bytes()) o.data.tokenizer = found.tokenizer;
+}
+
+// The settings of an adapter; start_of_adapter() refuses others.
+void apply_adapter(const std::string& folder, GptOptions& o) {
+  o.lora = read_adapter(folder, o.gpt()).options;
+}
+
+// An adapter that the command line itself names, not the file of a resumed run.
+void check_not_given(const train::Arguments& args) {
+  const std::string adapter =
+      early("--adapter",
+            {args.words.begin() + static_cast<std::ptrdiff_t>(args.from_file), args.words.end()});
+  check(!args.resumes || adapter.empty(),
+        "--adapter: a resumed run has its weights already, got '{}'; remove the flag", adapter);
 }
 
 nn::Balance scope_of(Aux aux) {
@@ -207,7 +222,10 @@ bool parse(GptOptions& o, int argc, char** argv, const ProgramLine& program) {
     weft::check(!args.resumes,
                 "--init: a resumed run has its weights already, got '{}'; remove the flag", init);
     apply_init(init, program.plans, o);
+    if (const std::string adapter = early("--adapter", args.words); !adapter.empty())
+      apply_adapter(adapter, o);
   }
+  check_not_given(args);
   if (const std::string preset = early("--preset", args.words); !preset.empty()) {
     weft::check(!args.resumes,
                 "--preset: a resumed run keeps its settings, got '{}'; remove the flag", preset);

@@ -86,6 +86,7 @@ struct GptOptions : train::Options {
   DataOptions data;
   nn::GptConfig model = {.vocab = 0};  ///< vocab is 0 until the data is known
   nn::LoraOptions lora;
+  std::string adapter = {};  ///< the folder of one
   BalanceOptions balance;
   bool dry_run = false;  ///< only a command-line flag
   /// By train_gpt(): the fingerprint() of the weights that an adapter is trained on.
@@ -96,6 +97,11 @@ struct GptOptions : train::Options {
     data.fields(v);
     model.fields(v);
     lora.fields(v);
+    v("adapter", adapter,
+      "folder of an adapter to go on from, of PEFT or of a run with --lora-rank; with --init it "
+      "sets "
+      "the flags of LoRA",
+      any().needs(lora.rank > 0, "lora-rank").shown_first());
     balance.fields(v);
     train::Options::fields(v);
   }

@@ -11,6 +11,7 @@
 #include "weft/distributed/hf_folder.h"
 #include "weft/distributed/launcher.h"
 #include "weft/examples/common/adapter.h"
+#include "weft/examples/common/adapter_start.h"
 #include "weft/examples/common/check_weights.h"
 #include "weft/examples/common/gpt_data.h"
 #include "weft/examples/common/gpt_task.h"
@@ -49,7 +50,8 @@ void print_plan(const GptOptions& o, const GptData& data, const train::Ranks& ra
   const std::int64_t step = o.batch * o.model.seq;
   print_fact("parameters", grouped(o.gpt().parameter_count()));
   if (o.lora.rank > 0)
-    print_fact("trained", message("{} parameters of adapters", grouped(adapter_parameters(o))));
+    print_fact("trained", message("{} parameters of adapters{}", grouped(adapter_parameters(o)),
+                                  o.adapter.empty() ? "" : ", from '" + o.adapter + "'"));
   print_fact("data", message("{} tokens, and {} held out for evaluation", grouped(data.tokens()),
                              grouped(data.held_out_tokens())));
   if (data.bytes_per_token > 0 && data.bytes_per_token != 1)
@@ -126,6 +128,7 @@ int train_gpt(GptOptions options) {
   if (!options.run.weights.empty() && !resumes)
     check_weights(options.gpt(), distributed::open_weights(options.run.weights));
   if (options.lora.rank > 0) options.base_crc32c = fingerprint(options.run.weights);
+  if (!resumes) start_of_adapter(options);  // an adapter that does not fit is refused early
   const std::int32_t highest = data.check_vocab(options.model.vocab);
   if (!options.dry_run)
     train::check_peak_memory(options, [&] {
@@ -143,6 +146,7 @@ int train_gpt(GptOptions options) {
     train::Task task = gpt.task();
     task.bytes_per_token = data.bytes_per_token;
     task.state.set("data", data.description());
+    if (!options.adapter.empty()) task.start = [&] { return start_of_adapter(options); };
     task.sample = [&] {
       // The prompt is a line break, or GPT-2's end-of-text token.
       const std::vector<std::int32_t> line =

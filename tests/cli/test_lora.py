@@ -4,7 +4,7 @@ import json
 import pathlib
 import shutil
 
-from support import main, refused, run, text, train
+from support import main, metrics, refused, run, text, train
 
 LLAMA = pathlib.Path(__file__).parent.parent / "fixtures/hf/llama"
 PEFT = pathlib.Path(__file__).parent.parent / "fixtures/peft/llama"
@@ -30,6 +30,29 @@ def from_run_to_peft_and_into_the_model(folder):
     losses = [train("--model", LLAMA, *more, *score, program="evaluate").stdout
               for more in ([], ["--adapter", PEFT])]
     assert losses[0] != losses[1], losses
+
+
+def a_run_goes_on_from_an_adapter(folder):
+    """The loss of the first step is that of the model with the adapter in it, whose settings need not be said."""
+    data = ["--data", text(folder), "--seq", 32, "--batch", 4, "--steps", 1, "--eval-every", 1]
+    train("--from", LLAMA, "--adapter", PEFT, "--to", f"{folder}/merged", program="convert")
+    train("--init", LLAMA, *data, "--out", f"{folder}/plain")
+    train("--init", f"{folder}/merged", *data, "--out", f"{folder}/whole")
+    train("--init", LLAMA, *data, "--adapter", PEFT, "--out", f"{folder}/on")
+    plain, whole, on = [metrics(f"{folder}/{out}")[0]["loss"] for out in ("plain", "whole", "on")]
+    assert abs(whole - on) < min(0.05 * abs(plain - on), 3e-3), (plain, whole, on)  # the merged weights are bf16
+    config = (pathlib.Path(folder) / "on/config.toml").read_text()
+    adapter = json.loads((PEFT / "adapter_config.json").read_text())
+    assert f"lora-rank = {adapter['r']}\n" in config and f"lora-alpha = {adapter['lora_alpha']}" in config, config
+    train("--out", f"{folder}/on", "--resume", "--steps", 2)
+    plan = train("--init", LLAMA, "--seq", 8, "--adapter", PEFT, program="plan").stdout
+    assert "peak memory" in plan, plan
+    refused(run("train_gpt", "--out", f"{folder}/on", "--resume", "--steps", 3, "--adapter", PEFT), 2,
+            "--adapter", "resumed")
+    refused(run("train_gpt", "--init", LLAMA, *data, "--adapter", PEFT, "--lora-rank", 1), 2, "--lora-rank",
+            str(adapter["r"]))
+    refused(run("train_gpt", "--init", LLAMA.parent / "gpt2", *data, "--adapter", PEFT), 2, "gpt2")
+    refused(run("train_gpt", *data, "--adapter", PEFT), 2, "--adapter", "--lora-rank")
 
 
 def a_resumed_run_needs_the_same_model(folder):
@@ -63,4 +86,4 @@ def wrong_use(folder):
 
 
 if __name__ == "__main__":
-    main([from_run_to_peft_and_into_the_model, a_resumed_run_needs_the_same_model, the_plan_of_an_adapter, wrong_use])
+    main([from_run_to_peft_and_into_the_model, a_run_goes_on_from_an_adapter, a_resumed_run_needs_the_same_model, the_plan_of_an_adapter, wrong_use])

@@ -20,8 +20,10 @@ constexpr test::RunKind kDense{"dense", false};
 
 /// The run of a model.
 struct BaseRun : SmallRun {
-  explicit BaseRun(nn::Arch arch, const test::RunKind& kind = kDense) : SmallRun(kind) {
+  explicit BaseRun(nn::Arch arch, const test::RunKind& kind = kDense, std::int64_t seed = 1)
+      : SmallRun(kind) {
     options.model.arch = arch;
+    options.machine.seed = seed;
     if (arch == nn::Arch::llama) options.model.kv_heads = 1;
     REQUIRE(train(2) == 0);
   }
@@ -154,6 +156,84 @@ TEST_CASE("lora run: an adapter goes to a PEFT folder and back, and into its mod
                   "--adapter",
                   run.options.out, base.options.out));
   }
+}
+
+TEST_CASE("lora run: a run goes on from an adapter, in any layout") {
+  const BaseRun base(nn::Arch::llama);
+  AdapterRun first(base);
+  first.options.lora.targets = "q,v,blocks.1.mlp.down";
+  REQUIRE(first.train(4) == 0);
+  const auto found = find_adapter_run(first.options.out);
+  const std::string peft = first.folder / "peft";
+  distributed::save_peft_folder(peft, nn::hf_family_of(found->config), found->config,
+                                found->weights, "base");
+  CHECK(examples::read_adapter(peft, found->config).options.targets == "blocks.1.mlp.down,q,v");
+  const double want = first.values("val_loss").back();
+  for (const std::string& folder : {first.options.out, peft})
+    for (const test::RunLayout& layout :
+         {test::RunLayout{}, test::RunLayout{.ranks = 2, .zero = true},
+          test::RunLayout{.ranks = 2, .tp = 2}}) {
+      CAPTURE(folder);
+      CAPTURE(layout.tp);
+      AdapterRun next(base, layout);
+      next.options.lora = first.options.lora;
+      next.options.lora.targets = "v,q,blocks.1.mlp.down";
+      next.options.adapter = folder;
+      next.options.optimizer.lr = 1e-30;  // a step changes nothing
+      REQUIRE(next.train(1) == 0);
+      CHECK(test::close_losses(next.values("val_loss"), {want}, layout.ranks ? 1e-6 : 0));
+      // Resumed, it has its own weights.
+      next.options.optimizer.lr = 1e-2;
+      REQUIRE(next.train(3, true) == 0);
+      CHECK(next.values("val_loss").back() != want);
+    }
+}
+
+TEST_CASE("lora run: bf16 goes on from the rounded adapter, also beside experts over ep") {
+  const BaseRun base(nn::Arch::llama, {"experts", true});
+  AdapterRun first(base), next(base, {.ranks = 2, .ep = 2});
+  for (AdapterRun* run : {&first, &next}) run->options.machine.dtype = DType::bf16;
+  REQUIRE(first.train(2) == 0);
+  next.options.adapter = first.options.out;
+  next.options.optimizer.lr = 1e-30;
+  REQUIRE(next.train(2) == 0);
+  const std::vector<double> losses = next.values("val_loss");
+  CHECK(test::close_losses({losses.back()}, {first.values("val_loss").back()}, 1e-3));
+}
+
+TEST_CASE("lora run: an adapter of another model or with other settings is refused") {
+  const BaseRun base(nn::Arch::llama), other(nn::Arch::llama, kDense, 2);
+  AdapterRun first(base);
+  first.options.lora.targets = "q";
+  REQUIRE(first.train(1) == 0);
+  const std::string& path = first.options.out;
+  const auto error = [&](const std::function<void(AdapterRun&)>& change) {
+    AdapterRun run(base);
+    run.options.lora = first.options.lora;
+    run.options.adapter = path;
+    change(run);
+    return test::error_of([&] { run.train(1); });
+  };
+  CHECK(error([](auto& r) { r.options.lora.rank = 2; }) ==
+        message("--lora-rank: must be 4 as in the adapter '{}', got 2", path));
+  CHECK(error([](auto& r) { r.options.lora.alpha = 0; }) ==
+        message("--lora-alpha: must be 12 as in the adapter '{}', got 8", path));
+  CHECK(error([](auto& r) { r.options.lora.rslora = true; }) ==
+        message("--rslora: must be off as in the adapter '{}', got on", path));
+  CHECK(error([](auto& r) { r.options.lora.targets = "q,v"; }) ==
+        message("--lora-targets: must be the layers of the adapter '{}', which has no "
+                "blocks.0.attn.qkv.lora.v.a",
+                path));
+  CHECK(error([](auto& r) { r.options.lora.targets = "blocks.0.attn.qkv.q"; }) ==
+        message("--lora-targets: must be the layers of the adapter '{}', which has "
+                "blocks.1.attn.qkv.lora.q.a too",
+                path));
+  CHECK(error([&](auto& r) { r.options.run.weights = other.options.out; }) ==
+        message("--adapter: '{}' must be trained on the weights in '{}', got one of those in '{}'",
+                path, other.options.out, base.options.out));
+  CHECK(error([&](auto& r) { r.options.adapter = base.options.out; }) ==
+        message("--adapter: '{}' holds neither an adapter_config.json nor a run with --lora-rank",
+                base.options.out));
 }
 
 TEST_CASE("lora run: settings that do not fit") {

@@ -109,7 +109,7 @@ TEST_CASE("options: config.toml contains every setting") {
   // These settings are invalid on their own.
   CHECK(
       joined(refused) ==
-      "capacity delay-weight-gradients dense-layers device dispatcher dp-replicate drop ep "
+      "adapter capacity delay-weight-gradients dense-layers device dispatcher dp-replicate drop ep "
       "ep-dtype expert-bias "
       "force-balance "
       "fp8-backward fp8-history fp8-recipe fp8-weights global-aux-coeff graph "
