@@ -182,8 +182,9 @@ def greedy(Llama, path, reference):
 
 
 def convert(build, folder, to, kind="f32"):
-    subprocess.run([build / "bin/convert", "--from", folder, "--to", to, "--gguf-type", kind], check=True,
-                   stdout=subprocess.DEVNULL)
+    done = subprocess.run([build / "bin/convert", "--from", folder, "--to", to, "--gguf-type", kind], check=True,
+                          stdout=subprocess.PIPE, text=True)
+    return "".join(line + "\n" for line in done.stdout.splitlines() if line.startswith("warning"))
 
 
 def models(build, work, Llama, families):
@@ -213,9 +214,36 @@ def models(build, work, Llama, families):
                 print(line)
 
 
+def like_sentencepiece(source, work):
+    """{name: tokenizer.json} of characters: of small.model as transformers converts it, with a space before the text,
+    with none, and cut into words; and with a list of merges that training gave."""
+    from types import SimpleNamespace
+
+    import tokenizer_oracle
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    converted = json.loads(tokenizer_oracle.converted(SimpleNamespace(files=source), "small.model",
+                                                      work / "converted.json").read_text())
+    mark = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+    trained = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    trained.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split("\n", "isolated"),
+                                                     pre_tokenizers.Metaspace(prepend_scheme="never")])
+    special = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=2000, special_tokens=special, show_progress=False)
+    trained.train([str(p) for p in sorted((ROOT / "docs").glob("*.md"))], trainer)
+    trained.pre_tokenizer, trained.normalizer = None, normalizers.Replace(" ", "\u2581")
+    trained = json.loads(trained.to_str())
+    trained["added_tokens"] = trained["added_tokens"][:3]
+    prefixed = {**trained, "normalizer": converted["normalizer"]}
+    return {"sentencepiece.json": converted, "no-space": {**converted, "normalizer": mark},
+            "metaspace": {**converted, "normalizer": None, "pre_tokenizer": metaspace},
+            "trained": trained, "trained-space": prefixed}
+
+
 def tokenizers(build, work, Llama):
     """The files of tests/fixtures/tokenizers with a model; llama.cpp must give the ids of their libraries."""
     import hf_oracle
+    import tokenizer_oracle
     from tokenizers import Tokenizer
     source = FIXTURES / "tokenizers"
     expected = json.loads((source / "expected.json").read_text())
@@ -229,19 +257,24 @@ def tokenizers(build, work, Llama):
              "qwen": ("tokenizer.json", (source / "qwen.json").read_text()),
              "tekken": ("tekken.json", (source / "tekken.json").read_text()),
              "sentencepiece": ("tokenizer.model", (source / "small.model").read_bytes())}
+    files |= {name: ("tokenizer.json", json.dumps(content)) for name, content in
+              like_sentencepiece(source, work).items()}
     references = {"tekken": expected["tekken.json"], "sentencepiece": expected["small.model"]}
     for name, (file, content) in files.items():
         folder, path = work / f"tokenizer-{name}", work / f"tokenizer-{name}.gguf"
         pairs = references.get(name)
         if not pairs:
             t = Tokenizer.from_str(content)
-            pairs = [[text, t.encode(text, add_special_tokens=False).ids] for text, _ in expected["qwen.json"]]
+            texts = [text for text, _ in expected["qwen.json"]]
+            if '"byte_fallback": true' in json.dumps(json.loads(content)["model"]):
+                texts += tokenizer_oracle.hard_texts([], False)
+            pairs = [[text, t.encode(text, add_special_tokens=False).ids] for text in texts]
         if name == "qwen":  # llama.cpp does not normalize
             pairs = [p for p in pairs if unicodedata.is_normalized("NFC", p[0])]
         vocab = max(max(ids, default=0) for _, ids in pairs) + 700
         hf_oracle.write_folder(folder, "llama", hf_oracle.FAMILIES["llama"][1] | dict(vocab_size=vocab), 3)
         (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-        convert(build, folder, path)
+        warned = convert(build, folder, path)
         fields = {k: f.contents() for k, f in gguf.GGUFReader(path).fields.items()}
         tokens = fields["tokenizer.ggml.tokens"]
         assert len(tokens) == len(fields["tokenizer.ggml.token_type"]) == vocab, len(tokens)
@@ -251,9 +284,9 @@ def tokenizers(build, work, Llama):
             wrong = [(text, ids, got) for text, ids in pairs
                      if (got := model.tokenize(text, add_special=False, parse_special=file.endswith(".json"))) != ids]
             line += f"; llama.cpp: {len(pairs) - len(wrong)} of {len(pairs)} texts alike"
-            for text, ids, got in wrong:
+            for text, ids, got in wrong[:5]:
                 line += f"\n  {text!r}: {ids} there {got}"
-        print(line)
+        print(line + (f"\n  {warned.strip()}" if warned else ""))
 
 
 def main():

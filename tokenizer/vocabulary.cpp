@@ -1,14 +1,12 @@
 #include "weft/tokenizer/vocabulary.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <unordered_set>
 #include <utility>
 
 #include "weft/core/error.h"
 #include "weft/tokenizer/bpe.h"
 #include "weft/tokenizer/read.h"
-#include "weft/tokenizer/utf8.h"
+#include "weft/tokenizer/vocabulary_parts.h"
 
 namespace weft::tokenizer {
 namespace {
@@ -16,16 +14,10 @@ namespace {
 using TokenKind = BpeParts::TokenKind;
 using NormalKind = NormalStep::Kind;
 
-constexpr const char* kWordStart = "\u2581";
-
 std::string in_byte_alphabet(std::string_view bytes) {
   std::string out;
   for (const char c : bytes) out += byte_alphabet(static_cast<unsigned char>(c));
   return out;
-}
-
-[[noreturn]] void refuse(const std::string& part) {
-  throw Error(message("tokenizer: llama.cpp has no equal of {}", part));
 }
 
 struct Cut {
@@ -112,31 +104,6 @@ std::vector<std::string> merges_of(const BpeParts& p) {
   return out;
 }
 
-/// Tokens and their types by id.
-class Tokens {
- public:
-  Tokens(Vocabulary& out, std::int64_t size) : out_(out) {
-    out_.tokens.resize(static_cast<std::size_t>(size));
-    out_.types.assign(static_cast<std::size_t>(size), TokenType::unused);
-  }
-  void set(std::int64_t id, std::string text, TokenType type) {
-    out_.tokens[static_cast<std::size_t>(id)] = std::move(text);
-    out_.types[static_cast<std::size_t>(id)] = type;
-  }
-  void finish() {
-    std::unordered_set<std::string_view> seen;
-    for (std::size_t i = 0; i < out_.tokens.size(); ++i) {
-      std::string& text = out_.tokens[i];
-      if (text.empty()) text = "[PAD" + std::to_string(i) + "]";
-      check(seen.insert(text).second, "tokenizer: two tokens are '{}', which llama.cpp refuses",
-            shown(text));
-    }
-  }
-
- private:
-  Vocabulary& out_;
-};
-
 void add_bytes(const BpeParts& p, Vocabulary& out, Tokens& tokens) {
   out.model = "gpt2";
   for (const NormalStep& s : p.normal)
@@ -148,49 +115,6 @@ void add_bytes(const BpeParts& p, Vocabulary& out, Tokens& tokens) {
       tokens.set(static_cast<std::int64_t>(i), p.text[i], TokenType::user_defined);
   for (const auto& [bytes, id] : p.ids) tokens.set(id, in_byte_alphabet(bytes), TokenType::normal);
   out.merges = merges_of(p);
-}
-
-void check_spaces(const BpeParts& p, Vocabulary& out) {
-  std::vector<NormalStep> steps = p.normal;
-  steps.insert(steps.end(), p.pre_split.begin(), p.pre_split.end());
-  bool replaces = false;
-  for (const NormalStep& s : steps) {
-    const bool marks = s.kind == NormalKind::replace && s.from == " " && s.to == kWordStart;
-    const bool prefixes =
-        (s.kind == NormalKind::prepend || s.kind == NormalKind::first_of_all) && s.to == kWordStart;
-    if (!marks && !prefixes) refuse("this normalizer before a model of characters");
-    replaces = replaces || marks;
-    out.space_prefix = out.space_prefix || prefixes;
-  }
-  if (!replaces) refuse("a model of characters that does not write spaces as \u2581");
-  if (std::any_of(p.bytes.begin(), p.bytes.end(), [](std::int32_t id) { return id < 0; }))
-    refuse("a model of characters without tokens for all bytes");
-  for (const Split s : p.splits)
-    if (s != Split::marked && s != Split::metaspace) refuse("a cut before a model of characters");
-}
-
-void add_characters(const BpeParts& p, Vocabulary& out, Tokens& tokens) {
-  out.model = "llama";
-  check_spaces(p, out);
-  out.scores = p.scores;
-  if (out.scores.empty()) {
-    // The order of the merges: the score of what a merge gives decides, the highest first.
-    out.scores.assign(p.text.size(), -1e9F);
-    for (const MergeTable::Entry& e : p.merges.entries()) {
-      float& score = out.scores[static_cast<std::size_t>(e.merge.token)];
-      score = std::max(score, -static_cast<float>(e.merge.rank));
-    }
-  }
-  out.scores.resize(out.tokens.size());
-  for (std::size_t i = 0; i < p.text.size(); ++i)
-    if (p.kinds[i] != TokenKind::absent)
-      tokens.set(static_cast<std::int64_t>(i), p.text[i], TokenType::user_defined);
-  for (const auto& [text, id] : p.ids) tokens.set(id, text, TokenType::normal);
-  for (std::size_t b = 0; b < 256; ++b) {
-    char text[8];
-    std::snprintf(text, sizeof text, "<0x%02zX>", b);
-    if (p.bytes[b] >= 0) tokens.set(p.bytes[b], text, TokenType::byte);
-  }
 }
 
 // A run's tokenizer of bytes: no merges.
@@ -216,10 +140,13 @@ Vocabulary vocabulary_of(const Tokenizer& tokenizer, std::int64_t size) {
   Vocabulary out;
   Tokens tokens(out, size);
   p.characters ? add_characters(p, out, tokens) : add_bytes(p, out, tokens);
+  bool strips = false;
   for (const AddedToken& t : p.added) {
     const std::string& text = p.text[static_cast<std::size_t>(t.id)];
     tokens.set(t.id, text, t.special ? TokenType::control : TokenType::user_defined);
+    strips = strips || t.left || t.right;
   }
+  if (strips) add_difference(out, "added tokens do not take the spaces beside them");
   if (p.unknown >= 0) {
     out.unknown = p.unknown;
     const auto i = static_cast<std::size_t>(p.unknown);

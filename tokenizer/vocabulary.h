@@ -21,15 +21,19 @@ enum class TokenType : std::int32_t {
 /// A tokenizer in the terms of llama.cpp, which has no regular expressions of its own: names stand
 /// for those that it knows.
 struct Vocabulary {
-  std::string model;  ///< "gpt2": bytes that merge by list; "llama": characters that merge by score
-  std::string pre;    ///< gpt2: the name of how text is cut
-  std::vector<std::string> tokens;  ///< bytes in GPT-2's alphabet, or "<0x0A>"
+  /// "gpt2": what merges by a list, bytes or, with the cut "sarvam-moe", characters; "llama":
+  /// characters that merge by score.
+  std::string model;
+  std::string pre;                  ///< gpt2: the name of how text is cut
+  std::vector<std::string> tokens;  ///< bytes in GPT-2's alphabet, or characters and "<0x0A>"
   std::vector<TokenType> types;
   std::vector<std::string> merges;    ///< gpt2
   std::vector<float> scores;          ///< llama
   bool space_prefix = false;          ///< llama: a space comes before the text
   std::optional<std::int32_t> first;  ///< what comes before a text, "<s>"
   std::optional<std::int32_t> last, unknown;
+  /// Where llama.cpp may give other ids, as it cannot be told all; empty: nowhere known.
+  std::string differs;
 };
 
 /// The vocabulary of a tokenizer, with tokens "[PAD7]" of no use for ids up to `size` that have

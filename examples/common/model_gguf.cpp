@@ -8,6 +8,7 @@
 #include "weft/examples/common/folder_json.h"
 #include "weft/io/file.h"
 #include "weft/tokenizer/vocabulary.h"
+#include "weft/train/terminal.h"
 
 namespace weft::examples {
 namespace {
@@ -32,7 +33,8 @@ bool adds(const std::string& folder, const char* key, bool missing) {
   return flag && flag->is_bool() ? flag->as_bool() : missing;
 }
 
-io::GgufMetadata tokenizer_metadata(const ModelFolder& m, const std::string& folder) {
+io::GgufMetadata tokenizer_metadata(const ModelFolder& m, const std::string& folder,
+                                    std::string& differs) {
   constexpr const char* kPrefix = "tokenizer.ggml.";
   io::GgufMetadata out;
   const auto put = [&](const char* key, io::GgufValue v) {
@@ -44,6 +46,7 @@ io::GgufMetadata tokenizer_metadata(const ModelFolder& m, const std::string& fol
   }
   const tokenizer::Tokenizer& t = *m.text.tokenizer;
   tokenizer::Vocabulary v = tokenizer::vocabulary_of(t, m.config.vocab);
+  differs = v.differs;
   put("model", v.model);
   const bool merges = v.model == "gpt2";
   if (merges) put("pre", v.pre);
@@ -79,11 +82,14 @@ io::GgufMetadata tokenizer_metadata(const ModelFolder& m, const std::string& fol
 
 void write_model_gguf(const std::string& path, const ModelFolder& model, const std::string& folder,
                       const ModelGgufOptions& options) {
+  std::string differs;
   distributed::save_gguf(
       path, model.config, model.files,
       {.family = options.family,
        .type = value_of(distributed::kGgufTypeWords, options.type, "--gguf-type:"),
-       .tokenizer = tokenizer_metadata(model, folder)});
+       .tokenizer = tokenizer_metadata(model, folder, differs)});
+  if (!differs.empty())
+    train::print_fact("warning", "llama.cpp may give some texts other ids: " + differs);
 }
 
 }  // namespace weft::examples

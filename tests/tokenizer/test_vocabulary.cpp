@@ -49,6 +49,51 @@ io::Json rebuilt(const Vocabulary& v, const std::string& regex) {
                                 .set("pretokenizers", io::Json::Array{split, bytes}));
 }
 
+/// A tokenizer.json of characters, as those of Llama 2: `space` is empty, Prepend or the scheme of
+/// a Metaspace.
+io::Json characters(const std::vector<std::string>& merges, const std::string& space,
+                    bool cut = false) {
+  io::Json vocab = io::Json::object(), list = io::Json::Array();
+  std::int64_t next = 0;
+  const auto add = [&](const std::string& token) {
+    if (!vocab.find(token)) vocab.append(token, next++);
+  };
+  for (const char* const token : {"\u2581", "a", "b", "c"}) add(token);
+  for (int b = 0; b < 256; ++b) {
+    char text[8];
+    std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(b));
+    add(text);
+  }
+  for (const std::string& m : merges) {
+    const std::size_t at = m.find(' ');
+    add(m.substr(at + 1));
+    add(m.substr(0, at) + m.substr(at + 1));
+    list.push_back(m);
+  }
+  io::Json model = io::Json::object();
+  model.set("type", "BPE").set("byte_fallback", true).set("vocab", std::move(vocab));
+  model.set("merges", std::move(list));
+  const io::Json mark = io::Json::object()
+                            .set("type", "Replace")
+                            .set("pattern", io::Json::object().set("String", " "))
+                            .set("content", "\u2581");
+  io::Json file = io::Json::object().set("model", std::move(model));
+  if (space.empty()) return file.set("normalizer", mark);
+  if (space == "Prepend")
+    return file.set(
+        "normalizer",
+        io::Json::object()
+            .set("type", "Sequence")
+            .set("normalizers",
+                 io::Json::Array{io::Json::object().set("type", "Prepend").set("prepend", "\u2581"),
+                                 mark}));
+  return file.set("pre_tokenizer", io::Json::object()
+                                       .set("type", "Metaspace")
+                                       .set("replacement", "\u2581")
+                                       .set("prepend_scheme", space)
+                                       .set("split", cut));
+}
+
 }  // namespace
 
 TEST_CASE("vocabulary: one merge a token of a list of ranks encodes alike") {
@@ -105,6 +150,49 @@ TEST_CASE("vocabulary: a SentencePiece model has its scores, pieces and bytes") 
   // Training gives the n-th piece that merges the score -n.
   CHECK(*std::min_element(v.scores.begin(), v.scores.end()) < -100);
   CHECK(v.scores.size() == v.tokens.size());
+}
+
+TEST_CASE("vocabulary: characters without a space before the text merge by their list") {
+  const auto t = read(characters({"a b", "ab c"}, "").dump(), "file");
+  const Vocabulary v = vocabulary_of(*t, t->vocab());
+  CHECK(v.model == "gpt2");
+  CHECK(v.pre == "sarvam-moe");
+  CHECK(v.merges == std::vector<std::string>{"a b", "ab c"});
+  CHECK(v.scores.size() == v.tokens.size());
+  CHECK(v.types[static_cast<std::size_t>(t->encode("\n").at(0))] == TokenType::byte);
+  CHECK(v.tokens[static_cast<std::size_t>(t->encode(" ").at(0))] == "\u2581");
+  CHECK(v.differs == "");
+  // It cuts text around line breaks.
+  const auto lines = read(characters({"a \n"}, "").dump(), "file"),
+             breaks = read(characters({"\n \n"}, "").dump(), "file");
+  CHECK(vocabulary_of(*lines, lines->vocab()).model == "llama");
+  CHECK(vocabulary_of(*breaks, breaks->vocab()).model == "gpt2");
+}
+
+TEST_CASE("vocabulary: scores of a list of merges, and where they are not its order") {
+  const auto differs = [](const std::vector<std::string>& merges, const std::string& space,
+                          bool cut = false) {
+    const auto t = read(characters(merges, space, cut).dump(), "file");
+    const Vocabulary v = vocabulary_of(*t, t->vocab());
+    CHECK(v.model == "llama");
+    CHECK(v.space_prefix);
+    CHECK(v.scores[static_cast<std::size_t>(*t->find("ab"))] == 0);
+    return v.differs;
+  };
+  // Every pair of each token, one token after the other.
+  CHECK(differs({"a b", "b c", "ab c", "a bc"}, "Prepend") == "");
+  CHECK(differs({"a b", "b c", "ab c"}, "Prepend") ==
+        "the list of merges has not every pair that gives 'abc'");
+  CHECK(differs({"a b", "ab c", "b c", "a bc"}, "Prepend") ==
+        "the merges that give 'abc' do not follow each other");
+  CHECK(differs({"a b"}, "always") == "texts that begin with a space get one more");
+  CHECK(differs({"a b"}, "first") ==
+        "texts that begin with a space get one more; text behind an added token gets a space");
+  CHECK(differs({"a b"}, "always", true) == "texts that begin with a space get one more");
+  CHECK_THROWS_WITH_AS(differs({"a b", "b \u2581"}, "always", true),
+                       "tokenizer: llama.cpp has no equal of a cut before each \u2581 where tokens "
+                       "have it inside",
+                       Error);
 }
 
 TEST_CASE("vocabulary: bytes, and what llama.cpp has no equal of") {
