@@ -87,13 +87,15 @@ OffloadLayers::OffloadLayers(std::int64_t layers)
 void OffloadLayers::end_layer() {
   if (!offload_) return;
   if (layer_ < chosen_)
-    for (; next_ < seen().size(); ++next_) offload_->candidates_.push_back({next_, layer_});
+    for (; next_ < count(); ++next_)
+      if (is_first(next_)) offload_->candidates_.push_back({next_, layer_});
   ++layer_;
   std::erase_if(offload_->candidates_, [&](const Offload::Candidate& c) {
-    const Tensor t = seen()[c.number];
+    const Tensor t = seen(c.number);
     if (!t.defined()) return true;
     Storage& s = *t.storage();
-    if (s.bytes < offload_->options_.least_bytes) return true;
+    // Their module owns parameters.
+    if (s.bytes < offload_->options_.least_bytes || s.category == Category::parameter) return true;
     if (s.released || s.deleter || !only_saved(t, 1)) return false;
     if (!offload_->send_away(s, c.layer)) return false;
     forget(t);

@@ -1,6 +1,5 @@
 #pragma once
 #include <cstddef>
-#include <span>
 
 #include "weft/core/tensor.h"
 
@@ -19,12 +18,16 @@ class SaveWatch {
   static void saw(const Tensor& t);
 
  protected:
-  /// The handles that this watch has seen, one for each save(); null where they were taken out.
-  std::span<Tensor> seen() const;
+  /// How many handles this watch has seen, one for each save().
+  std::size_t count() const;
+  /// The i-th of them; null where it was taken out.
+  Tensor seen(std::size_t i) const;
+  /// Whether the i-th is there, and the first of its memory.
+  bool is_first(std::size_t i) const;
   /// True if nothing but saved tensors, seen by this watch, and `others` further handles of t keep
   /// the whole memory of t alive. An op that saves t then is its only owner.
   bool only_saved(const Tensor& t, int others) const;
-  /// Takes the handles of t's memory out of seen().
+  /// Takes the handles of t's memory out.
   void forget(const Tensor& t);
 
  private:
