@@ -142,7 +142,7 @@ std::int64_t Ddp::counted(std::size_t parameter) const {
   const NamedTensor& p = parameters_[parameter];
   const auto found = layout_.find(p.name);
   const ParameterLayout l = found == layout_.end() ? ParameterLayout{} : found->second;
-  if (!mesh_.speaks_for(l.cut_over)) return 0;
+  if (!mesh_.is_first_replica(l.cut_over)) return 0;
   const int rank = (l.expert ? mesh_.etp() : mesh_.tp()).rank();
   if (!l.tp_cut) return rank == 0 ? p.tensor.numel() : 0;
   // The first of the neighbours that share rows counts them.

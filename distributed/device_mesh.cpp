@@ -47,21 +47,23 @@ std::string_view without_alias(std::string_view name) {
   return name == "fsdp" ? "dp_shard_cp" : name == "efsdp" ? "edp_shard" : name;
 }
 
+// Whether the ranks of a group include those along an axis that sums gradients.
+bool sums_gradients(std::string_view group) {
+  return group == "dp_cp" || group == "dp_shard_cp" || group == "tp_dp_cp" || group == "edp" ||
+         group == "edp_shard";
+}
+
 std::vector<GroupAxes> group_axes(const std::vector<UserAxis>& axes) {
   std::vector<GroupAxes> all = group_axes();
-  for (const UserAxis& a : axes) {
-    if (a.sums_gradients)
-      for (GroupAxes& g : all)
-        for (const char* sum : {"dp_cp", "dp_shard_cp", "tp_dp_cp", "edp", "edp_shard"})
-          if (g.name == sum) g.axes.push_back(a.name);
+  for (const UserAxis& a : axes)
     for (GroupAxes& g : all)
-      if (g.name == "world") g.axes.push_back(a.name);
-  }
+      if (g.name == "world" || (a.sums_gradients && sums_gradients(g.name)))
+        g.axes.push_back(a.name);
   for (const UserAxis& a : axes) all.push_back({a.name, false, {a.name}});
   return all;
 }
 
-GroupAxes axes_of(const std::vector<UserAxis>& axes, std::string_view name) {
+GroupAxes find_group(const std::vector<UserAxis>& axes, std::string_view name) {
   name = without_alias(name);
   std::string known;
   for (GroupAxes& g : group_axes(axes)) {
@@ -185,7 +187,7 @@ const std::vector<std::string>& mesh_group_names() {
 }
 
 RankLists rank_lists(int world_size, const Degrees& degrees, std::string_view name) {
-  const GroupAxes g = axes_of(degrees.axes, name);
+  const GroupAxes g = find_group(degrees.axes, name);
   return grid(world_size, settle(world_size, degrees), g.expert).groups(g.axes);
 }
 
@@ -201,11 +203,11 @@ DeviceMesh::DeviceMesh(World& world, const Degrees& degrees)
 ProcessGroup& DeviceMesh::group(std::string_view name) const {
   if (name == "world") return world_.all();
   const auto it = groups_.find(without_alias(name));
-  if (it == groups_.end()) axes_of(degrees_.axes, name);  // throws an Error that lists the names
+  if (it == groups_.end()) find_group(degrees_.axes, name);  // throws an Error with all names
   return *it->second;
 }
 
-bool DeviceMesh::speaks_for(const std::vector<std::string>& cut_over) const {
+bool DeviceMesh::is_first_replica(const std::vector<std::string>& cut_over) const {
   std::vector<std::string> others;
   for (const UserAxis& a : degrees_.axes)
     if (!a.sums_gradients) others.push_back(a.name);

@@ -106,10 +106,10 @@ class DeviceMesh {
   /// This rank's group of this name. For a group along one axis, rank() is the coordinate. Throws
   /// Error on an unknown name.
   ProcessGroup& group(std::string_view name) const;
-  /// Whether this rank is the first of those that hold the same values of what is cut over these
-  /// user axes: those along the other user axes, except where gradients are summed. Throws Error on
-  /// a name that is not of a user axis without sums_gradients.
-  bool speaks_for(const std::vector<std::string>& cut_over) const;
+  /// Whether this rank is the first along all user axes without sums_gradients, other than those of
+  /// `cut_over`: of what is cut over these, the ranks along the others are replicas. Throws Error
+  /// unless each name of `cut_over` is that of another user axis without sums_gradients.
+  bool is_first_replica(const std::vector<std::string>& cut_over) const;
   ProcessGroup& tp() const { return group("tp"); }
   ProcessGroup& cp() const { return group("cp"); }
   ProcessGroup& dp() const { return group("dp"); }

@@ -26,7 +26,7 @@ bool writes(const DeviceMesh& mesh, const ParameterLayout* l, std::int64_t i) {
   const ProcessGroup& replicas = l && l->expert ? mesh.edp() : mesh.dp_cp();
   const ProcessGroup& cut = l && l->expert ? mesh.etp() : mesh.tp();
   if (!(l && l->tp_cut) && cut.rank() != 0) return false;
-  if (!mesh.speaks_for(l ? l->cut_over : std::vector<std::string>{})) return false;
+  if (!mesh.is_first_replica(l ? l->cut_over : std::vector<std::string>{})) return false;
   return replicas.rank() == i % replicas.size();
 }
 
