@@ -19,6 +19,8 @@ namespace weft::distributed {
 /// Throws Error when units do not divide among the ranks, a pattern matches no layer, a rule does
 /// not fit its layer, or no rule covers a parameter.
 Layout parallelize(nn::Module& model, DeviceMesh& mesh, const Plan& plan);
+/// The same for a group of the caller's choice. For one of Degrees::axes the layout has cut_over in
+/// place of tp_cut. Throws Error if gradients or key heads would then have to be summed over it.
 Layout parallelize(nn::Module& model, ProcessGroup& tp, const Plan& plan);
 
 /// The shards of a layout, as init() and materialise() take them.

@@ -199,9 +199,9 @@ FAULTS = [
     ("gpu_devices_share_lock", "cuda/gemm_plan.cpp", "return all[device];", "return all[device - device];", "emulator"),
     # Adapters.
     ("lora_without_scale", "nn/lora_layer.cpp", "mul(linear(drop(x), a), scale)", "linear(drop(x), a)", "lora|peft"),
-    ("lora_replicated_gradient_not_summed", "distributed/parallelize.cpp",
+    ("lora_replicated_gradient_not_summed", "distributed/parallelize_adapters.cpp",
      "tp_.size() > 1 && (rows || columns || p.partial)", "tp_.size() > 1 && p.partial", "lora_layouts"),
-    ("lora_shared_rows_not_summed", "distributed/parallelize.cpp", "return linear(x, share(w), bias);",
+    ("lora_shared_rows_not_summed", "distributed/parallelize_adapters.cpp", "return linear(x, share(w), bias);",
      "return linear(x, w, bias);", "lora_layouts"),
     ("lora_saves_frozen_weights", "train/train_step.cpp",
      "  if (task_.saves_trained_only) keep_saved(state, true);\n", "", "lora_run"),

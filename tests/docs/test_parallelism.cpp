@@ -100,6 +100,13 @@ const Plan& plan() {
   return made;
 }
 
+// Without the gated part, whose scale has a gradient that must be summed over tp.
+Plan plan_of_feed() {
+  Plan only = plan();
+  only.rules.erase(only.rules.begin() + 2);
+  return only;
+}
+
 std::map<std::string, Tensor> gradients(const Model& model, const Tensor& x, const Tensor& weight) {
   Tape tape;
   sum(mul(model(x), weight)).backward();
@@ -158,33 +165,41 @@ TEST_CASE("parallelism: a user's modules over tp have the gradients of one rank"
 
 TEST_CASE("parallelism: a user's plan trains over tp and dp, sharded too, and is saved") {
   Model alone = make(8);
-  run_ranks(1, [&](World& w) { train(alone, DeviceMesh(w), {}, {}); });
+  SlicedTensors alone_state;
+  run_ranks(1, [&](World& w) { alone_state = train(alone, DeviceMesh(w), {}, {})->state(); });
   struct Case {
     Degrees degrees;
-    bool shard = false, fsdp = false;
+    bool shard = false, fsdp = false, over_chain = false;
   };
   const auto chain = [](bool sums) { return std::vector<UserAxis>{{"chain", 2, sums}}; };
-  for (const auto& [degrees, shard, fsdp] :
+  for (const auto& [degrees, shard, fsdp, over_chain] :
        {Case{{.dp = 2, .tp = 2}}, Case{{.dp = 2, .tp = 2}, true},
         Case{{.dp = 2, .tp = 2}, true, true}, Case{{.dp = 2, .tp = 2, .axes = chain(false)}},
         Case{{.dp = 2, .tp = 2, .axes = chain(false)}, true},
         Case{{.dp = 2, .tp = 2, .axes = chain(false)}, true, true},
         Case{{.dp = 2, .tp = 2, .axes = chain(true)}},
         Case{{.dp = 2, .tp = 2, .axes = chain(true)}, true},
-        Case{{.dp = 2, .tp = 2, .axes = chain(true)}, true, true}}) {
+        Case{{.dp = 2, .tp = 2, .axes = chain(true)}, true, true},
+        Case{{.dp = 2, .tp = 2, .dp_replicate = 2, .axes = chain(true)}, true, true},
+        Case{{.dp = 2, .tp = 2, .axes = chain(false)}, false, false, true},
+        Case{{.dp = 2, .tp = 2, .axes = chain(false)}, true, false, true},
+        Case{{.dp = 2, .tp = 2, .axes = chain(false)}, true, true, true}}) {
     const test::TempFolder out;
     std::map<std::string, Tensor> saved;
     run_ranks(degrees.axes.empty() ? 4 : 8,
-              [&, d = degrees,
+              [&, d = degrees, over = over_chain ? "chain" : "tp",
                options = DdpOptions{.bucket_size = 100, .shard = shard, .fsdp = fsdp}](World& w) {
                 DeviceMesh mesh(w, d);
                 Model model = make(8);
-                const Layout layout = parallelize(model, mesh, plan());
+                ProcessGroup& group = mesh.group(over);
+                const Layout layout =
+                    parallelize(model, group, &group == &mesh.tp() ? plan() : plan_of_feed());
                 const auto adam = train(model, mesh, layout, options);
                 for (const NamedTensor& p : model.named_parameters()) {
                   ParameterLayout held = layout.at(p.name);
                   held.tp_partial = false;  // it describes gradients
-                  const Tensor all = test::whole_of(p.tensor.detach(), held, mesh.tp());
+                  held.tp_cut |= !held.cut_over.empty();
+                  const Tensor all = test::whole_of(p.tensor.detach(), held, group);
                   if (w.rank() == 0) saved[p.name] = all;
                 }
                 save_checkpoint(w, out.path(), 3, model_slices(model.state_dict(), mesh, layout),
@@ -205,6 +220,10 @@ TEST_CASE("parallelism: a user's plan trains over tp and dp, sharded too, and is
         CAPTURE(got[i].name);
         CHECK(test::different_bits(got[i].tensor.detach(), saved.at(got[i].name)) == "");
         CHECK(test::distance({got[i].tensor}, {want[i].tensor}) < 1e-9);
+      }
+      for (const auto& [name, state] : adam->state()) {
+        CAPTURE(name);
+        CHECK(test::distance({state.values}, {alone_state.at(name).values}) < 1e-9);
       }
     });
   }
@@ -287,6 +306,13 @@ TEST_CASE("parallelism: errors of placements of modules") {
   CHECK(error("feed.up", {.parameters = {{"weight", rows}, {"bias", AxisPlacement::replicate()}},
                           .output = AxisPlacement::shard(-1)}) ==
         "parallelize: feed.up.bias must be S(0) by the output S(-1), got R");
+  run_ranks(2, [](World& w) {
+    DeviceMesh mesh(w, {.axes = {{.name = "chain", .size = 2}}});
+    Model model = make(8);
+    CHECK(test::error_of([&] { parallelize(model, mesh.group("chain"), plan()); }) ==
+          "parallelize: gated.scale has a gradient of which each rank has a part; those are summed "
+          "over tp only, got the group chain");
+  });
 }
 
 TEST_CASE("parallelism: an axis of the user's own") {
