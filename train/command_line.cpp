@@ -38,7 +38,7 @@ HelpEntry entry_of(const CLI::Option& option) {
 
 // What every program has.
 const std::vector<FlagText>& common_flags() {
-  static const std::vector<FlagText> flags{{"--help", "", "this text", "Help"},
+  static const std::vector<FlagText> flags{{"--help", "", "this text", "Help", {}, "-h"},
                                            {"--version", "", "the version", "Help"},
                                            {"--completion",
                                             "TEXT",

@@ -85,7 +85,7 @@ std::vector<std::string> fact_lines(const std::string& name, const std::string& 
   constexpr std::size_t kIndent = 17;
   const std::string text = escaped(raw);
   std::vector<std::string> lines{escaped(name)};
-  lines[0].resize(std::max(kIndent, name.size() + 1), ' ');
+  lines[0].resize(std::max(kIndent, lines[0].size() + 1), ' ');
   bool begins_line = true;
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find(' ', at), text.size());

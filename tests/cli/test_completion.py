@@ -37,7 +37,7 @@ def bash_completes(folder):
                                                          "selective", "full"]
     assert complete("convert", "--gguf-type", "q") == ["q8_0"]
     assert complete("train_gpt", "--lr", "") == [] == complete("weft_launch", "-n", "")
-    assert "-n" in complete("weft_launch", "-")
+    assert {"-n", "-h"} <= set(complete("weft_launch", "-")) and "-n" not in complete("info", "-")
     assert "train_gpt" in complete("train_gpt", "--out", "train_g")  # a path
     assert "--pp" not in complete("train_gpt", "--")  # refused
 

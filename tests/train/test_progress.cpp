@@ -70,6 +70,7 @@ TEST_CASE("progress: facts are wrapped between words, under their own beginning"
         Lines{"data             1,024 tokens,", "                 and 64 held out"});
   CHECK(fact_lines("key", "\x1b[2J a\n\x7f\xff\xc2\x9b\xc3\xa9\xc2", 80) ==
         Lines{"key              \\x1b[2J a\\x0a\\x7f\\xff\\xc2\\x9b\xc3\xa9\\xc2"});
+  CHECK(fact_lines("\x1b\x1b\x1b\x1b\x1b", "x", 80) == Lines{"\\x1b\\x1b\\x1b\\x1b\\x1b x"});
   CHECK(fact_lines("plot", "/a/long/path", 4) == Lines{"plot             /a/long/path"});
   CHECK(fact_lines("a name of eighteen", "x", 80) == Lines{"a name of eighteen x"});
 }
