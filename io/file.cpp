@@ -155,11 +155,11 @@ FileSummary sample(const std::string& path) {
   constexpr std::int64_t kPieces = 64, kPiece = 16 << 10;
   const InputFile file(path);
   if (file.size() <= kPieces * kPiece) return summarize(path);
+  const std::int64_t step = (file.size() - kPiece) / (kPieces - 1);
   std::vector<char> piece(kPiece);
   std::uint32_t crc = 0;
   for (std::int64_t i = 0; i < kPieces; ++i) {
     // The last piece ends with the file.
-    const std::int64_t step = (file.size() - kPiece) / (kPieces - 1);
     file.read(i + 1 < kPieces ? i * step : file.size() - kPiece, piece.data(), kPiece);
     crc = crc32c(piece.data(), piece.size(), crc);
   }

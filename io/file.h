@@ -78,8 +78,8 @@ struct FileSummary {
 /// Reads the file once, in pieces.
 FileSummary summarize(const std::string& path);
 
-/// The same of 64 pieces of 16 KiB, evenly spread, of a file that is larger than them: tells a file
-/// of other weights from it without reading it all.
+/// The same of 64 pieces of 16 KiB, evenly spread, if the file is larger than these: tells most
+/// other files from it without reading it all, but misses a change between the pieces.
 FileSummary sample(const std::string& path);
 
 /// A file that appears under its name complete or not at all: bytes go to `path`.tmp, and commit()
