@@ -23,7 +23,7 @@ void copy(void* to, const void* from, std::int64_t bytes) {
 
 }  // namespace
 
-MpiChannel::MpiChannel(const GroupCall& call, std::shared_ptr<MpiJob> job)
+MessageChannel::MessageChannel(const GroupCall& call, std::shared_ptr<MessageJob> job)
     : Channel(call.name, call.ranks(), call.rank),
       job_(std::move(job)),
       queue_(job_->queue(call.queue)),
@@ -33,7 +33,7 @@ MpiChannel::MpiChannel(const GroupCall& call, std::shared_ptr<MpiJob> job)
       prints_(call.ranks().size()),
       parts_(call.ranks().size()) {}
 
-void MpiChannel::run(Operation& op) {
+void MessageChannel::run(Operation& op) {
   if (op.stream)
     run_over_host(op);
   else
@@ -42,7 +42,7 @@ void MpiChannel::run(Operation& op) {
 
 // Copies run in the caller's stream: work that the caller enqueues after wait() follows the result,
 // and memory that it frees is reused only after that.
-void MpiChannel::run_over_host(const Operation& op) {
+void MessageChannel::run_over_host(const Operation& op) {
   const cuda::StreamScope scope(*op.stream);
   Operation& host = on_host_;
   host.kind = op.kind;
@@ -75,7 +75,7 @@ void MpiChannel::run_over_host(const Operation& op) {
   host.channel.reset();
 }
 
-void MpiChannel::run_on_host(Operation& op) {
+void MessageChannel::run_on_host(Operation& op) {
   const std::int64_t call = is_message(op.kind) ? -1 : op.sequence;
   tag_ = queue_.tag(op.lane, number_, call);
   queue_.enter(op, number_, call);
@@ -88,7 +88,7 @@ void MpiChannel::run_on_host(Operation& op) {
   queue_.leave();
 }
 
-void MpiChannel::carry_out(Operation& op) {
+void MessageChannel::carry_out(Operation& op) {
   if (is_message(op.kind)) return pass_messages(op);
   print_peers_.clear();
   if (size() > 1) {
@@ -113,7 +113,7 @@ void MpiChannel::carry_out(Operation& op) {
   });
 }
 
-void MpiChannel::wait(const Operation& op, std::initializer_list<Batch> batches) {
+void MessageChannel::wait(const Operation& op, std::initializer_list<Batch> batches) {
   queue_.wait([&] {
     check_prints(op);
     return std::all_of(batches.begin(), batches.end(),
@@ -121,18 +121,18 @@ void MpiChannel::wait(const Operation& op, std::initializer_list<Batch> batches)
   });
 }
 
-void MpiChannel::send(int to, const void* data, std::int64_t bytes, Batch batch) {
+void MessageChannel::send(int to, const void* data, std::int64_t bytes, Batch batch) {
   if (to != rank()) job_->count(bytes);
   queue_.send(ranks()[static_cast<std::size_t>(to)], tag_, data, bytes, batch);
 }
 
-void MpiChannel::receive(int from, void* data, std::int64_t bytes, Batch batch) {
+void MessageChannel::receive(int from, void* data, std::int64_t bytes, Batch batch) {
   queue_.receive(ranks()[static_cast<std::size_t>(from)], tag_, data, bytes, batch);
 }
 
 // Each rank sends every peer that peer's shard, adds what it receives for its own shard, and sends
 // the sum to all. The next piece is in flight while one is added.
-void MpiChannel::reduce(Operation& op) {
+void MessageChannel::reduce(Operation& op) {
   const auto width = static_cast<std::int64_t>(size_of(op.dtype()));
   const bool all = op.kind == Collective::all_reduce;
   const std::int64_t others = std::max(1, size() - 1);
@@ -187,7 +187,7 @@ void MpiChannel::reduce(Operation& op) {
 }
 
 // Down a binomial tree, in pieces: a rank passes a piece on while the next one arrives.
-void MpiChannel::broadcast(Operation& op) {
+void MessageChannel::broadcast(Operation& op) {
   const std::int64_t bytes = op.out.numel() * op.element_bytes();
   char* const data = bytes_of(op.out, 0);
   const int place = (rank() - op.root + size()) % size();
@@ -209,7 +209,7 @@ void MpiChannel::broadcast(Operation& op) {
   }
 }
 
-void MpiChannel::move(Operation& op) {
+void MessageChannel::move(Operation& op) {
   const auto width = static_cast<std::int64_t>(size_of(op.dtype()));
   // Each rank gets all of `in`, or its own part of it. Start with the next rank, so that the ranks
   // do not all send to the same one.
@@ -231,7 +231,7 @@ void MpiChannel::move(Operation& op) {
 
 // Dissemination barrier: in rounds of 1, 2, 4, ... ranks ahead, every rank hears of every other
 // one.
-void MpiChannel::barrier() {
+void MessageChannel::barrier() {
   char out = 0, in = 0;
   for (int ahead = 1; ahead < size(); ahead *= 2) {
     queue_.send(ranks()[static_cast<std::size_t>((rank() + ahead) % size())], tag_, &out, 1, kSums);
@@ -240,7 +240,7 @@ void MpiChannel::barrier() {
   }
 }
 
-void MpiChannel::pass_messages(Operation& op) {
+void MessageChannel::pass_messages(Operation& op) {
   const auto bytes = [](const Tensor& t) {
     return t.numel() * static_cast<std::int64_t>(size_of(t.dtype()));
   };

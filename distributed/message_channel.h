@@ -23,12 +23,12 @@ struct CallPrint {
   std::int64_t out_shape[kMaxDims] = {}, in_shape[kMaxDims] = {};
 };
 
-/// A group over MPI. A reduction sends each shard to its owner, which adds the shards in rank order
-/// and sends the result back, in chunks of bounded size. GPU tensors are copied through host
+/// A group over messages. A reduction sends each shard to its owner, which adds the shards in rank
+/// order and sends the result back, in chunks of bounded size. GPU tensors are copied through host
 /// memory.
-class MpiChannel : public Channel {
+class MessageChannel : public Channel {
  public:
-  MpiChannel(const GroupCall& call, std::shared_ptr<MpiJob> job);
+  MessageChannel(const GroupCall& call, std::shared_ptr<MessageJob> job);
   void run(Operation& op) override;
   bool takes(Device device) const override { return device.is_cuda(); }
 
@@ -62,8 +62,8 @@ class MpiChannel : public Channel {
   void send(int to, const void* data, std::int64_t bytes, Batch batch);
   void receive(int from, void* data, std::int64_t bytes, Batch batch);
 
-  std::shared_ptr<MpiJob> job_;
-  MpiQueue& queue_;
+  std::shared_ptr<MessageJob> job_;
+  MessageQueue& queue_;
   const std::int64_t number_;
   const std::uint64_t group_hash_;
   int tag_ = 0;

@@ -21,11 +21,11 @@ Tensor shape_only(int dims, const std::int64_t* shape, DType dtype) {
 
 }  // namespace
 
-std::uint64_t MpiChannel::hash_of(const GroupCall& call) {
+std::uint64_t MessageChannel::hash_of(const GroupCall& call) {
   return hash(hash(kHash, call.name), call.ranks());
 }
 
-CallPrint MpiChannel::print_for(const Operation& op, int peer) const {
+CallPrint MessageChannel::print_for(const Operation& op, int peer) const {
   CallPrint p;
   p.kind = op.kind;
   p.reduce = op.reduce;
@@ -53,7 +53,7 @@ CallPrint MpiChannel::print_for(const Operation& op, int peer) const {
   return p;
 }
 
-CallPrint MpiChannel::print_for(const Operation& op, const Transfer& transfer) const {
+CallPrint MessageChannel::print_for(const Operation& op, const Transfer& transfer) const {
   const Tensor& t = transfer.tensor;
   CallPrint p;
   p.kind = op.kind;
@@ -66,23 +66,23 @@ CallPrint MpiChannel::print_for(const Operation& op, const Transfer& transfer) c
   return p;
 }
 
-void MpiChannel::send_print(const CallPrint& print, int to, std::size_t slot) {
+void MessageChannel::send_print(const CallPrint& print, int to, std::size_t slot) {
   own_prints_[slot] = print;
   queue_.send(ranks()[static_cast<std::size_t>(to)], tag_, &own_prints_[slot], sizeof print, kData);
 }
 
-void MpiChannel::expect_print(int from) {
+void MessageChannel::expect_print(int from) {
   receive(from, &prints_[print_peers_.size()], sizeof(CallPrint), kPrints);
   print_peers_.push_back(from);
 }
 
-void MpiChannel::compare_with_ring(const Operation& op) {
+void MessageChannel::compare_with_ring(const Operation& op) {
   const int next = (rank() + 1) % size();
   expect_print((rank() + size() - 1) % size());
   send_print(print_for(op, next), next, 0);
 }
 
-void MpiChannel::compare_with_all(const Operation& op) {
+void MessageChannel::compare_with_all(const Operation& op) {
   for (int i = 1; i < size(); ++i) {
     const int to = (rank() + i) % size();
     expect_print((rank() + size() - i) % size());
@@ -90,7 +90,7 @@ void MpiChannel::compare_with_all(const Operation& op) {
   }
 }
 
-void MpiChannel::check_prints(const Operation& op) {
+void MessageChannel::check_prints(const Operation& op) {
   if (print_peers_.empty() || queue_.under_way(kPrints) > 0 || queue_.is_in_trouble()) return;
   for (std::size_t i = 0; i < print_peers_.size(); ++i) {
     check_group(prints_[i], print_peers_[i]);
@@ -102,7 +102,7 @@ void MpiChannel::check_prints(const Operation& op) {
   print_peers_.clear();
 }
 
-void MpiChannel::check_group(const CallPrint& print, int peer) const {
+void MessageChannel::check_group(const CallPrint& print, int peer) const {
   if (print.group == group_hash_) return;
   job_->fail(message(
       "world: every rank must make the same calls of group() in the same order: call {}, group {} "
@@ -111,8 +111,8 @@ void MpiChannel::check_group(const CallPrint& print, int peer) const {
       ranks()[static_cast<std::size_t>(peer)]));
 }
 
-void MpiChannel::check_message(const Operation& op, const CallPrint& print,
-                               const Transfer& expected) {
+void MessageChannel::check_message(const Operation& op, const CallPrint& print,
+                                   const Transfer& expected) {
   Operation sender;
   sender.kind = print.kind;
   sender.sequence = print.sequence;
@@ -122,7 +122,7 @@ void MpiChannel::check_message(const Operation& op, const CallPrint& print,
     job_->fail(text);
 }
 
-void MpiChannel::check_print(const Operation& op, const CallPrint& print, int peer) {
+void MessageChannel::check_print(const Operation& op, const CallPrint& print, int peer) {
   const CallPrint own = print_for(op, peer);
   if (print.kind == own.kind && print.reduce == own.reduce && print.dtype == own.dtype &&
       print.root == own.root && print.sequence == own.sequence && print.counts == own.counts &&

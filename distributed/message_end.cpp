@@ -21,19 +21,19 @@ constexpr milliseconds kPatience{5000}, kMargin{1000};
 
 }  // namespace
 
-void MpiJob::give_up(const std::string& error) {
+void MessageJob::give_up(const std::string& error) {
   words_ = error;
   giving_up_ = true;
 }
 
-std::vector<int> MpiJob::still_there() const {
+std::vector<int> MessageJob::still_there() const {
   std::vector<int> list;
   for (int r = 0; r < messages_.size(); ++r)
     if (r != messages_.rank() && !places_[static_cast<std::size_t>(r)].ended) list.push_back(r);
   return list;
 }
 
-void MpiJob::finish(const Print& print) {
+void MessageJob::finish(const Print& print) {
   tell_soon();
   // This rank has heard of the error through failure(), in a collective of another world.
   if (failure_.empty() && !words_.empty() && words_ == failure()) fell(words_, heard_culprit_);
@@ -46,7 +46,7 @@ void MpiJob::finish(const Print& print) {
   tell_all(note);
   const Clock::time_point begin = Clock::now();
   Clock::time_point patient = begin;
-  MpiQueue& first = queue(0);
+  MessageQueue& first = queue(0);
   first.forget_answers();
   bool has_spoken = !print || words_.empty();
   const auto speak = [&] {
@@ -76,7 +76,7 @@ void MpiJob::finish(const Print& print) {
     std::fprintf(stderr, "rank %d: error: %s\n", messages_.rank(), failure_.c_str());
 }
 
-void MpiJob::lost_at_the_end() {
+void MessageJob::lost_at_the_end() {
   // Other ranks that have ended detect this at the same time: the first of them reports it.
   const auto here = places_.begin() + messages_.rank();
   const bool is_first = std::none_of(places_.begin(), here, [](const Place& p) { return p.ended; });
@@ -94,14 +94,14 @@ void MpiJob::lost_at_the_end() {
 
 // Whether this rank knows enough to print or to stay silent. Its own error may be every rank's
 // error. An error that stopped the job is printed by the first rank, or by the rank that caused it.
-bool MpiJob::is_due(const std::vector<int>& others, Clock::duration waited) const {
+bool MessageJob::is_due(const std::vector<int>& others, Clock::duration waited) const {
   if (end_ == Note::End::own_error) return others.empty() || waited > kPatience;
   return std::none_of(others.begin(), others.end(),
                       [&](int r) { return r < messages_.rank() || r == culprit_; });
 }
 
 // Empty if another rank prints the same error.
-std::string MpiJob::own_line(Clock::time_point begin) const {
+std::string MessageJob::own_line(Clock::time_point begin) const {
   const bool own = end_ == Note::End::own_error;
   if (!own && culprit_ >= 0 && culprit_ != messages_.rank() &&
       !places_[static_cast<std::size_t>(culprit_)].words.empty())

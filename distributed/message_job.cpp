@@ -15,34 +15,35 @@ constexpr double kLastResort = 30;
 
 }  // namespace
 
-MpiJob::MpiJob(std::unique_ptr<Messages> messages, const WorldOptions& options)
+MessageJob::MessageJob(std::unique_ptr<Messages> messages, const WorldOptions& options)
     : own_messages_(std::move(messages)),
       messages_(*own_messages_),
       timeout_(options.timeout_s),
       grace_(std::clamp(options.timeout_s / 2, 0.5, 5.0)),
       dump_folder_(options.dump_folder),
       places_(static_cast<std::size_t>(messages_.size())) {
-  for (int q = 0; q < options.lanes; ++q) queues_.push_back(std::make_unique<MpiQueue>(*this, q));
+  for (int q = 0; q < options.lanes; ++q)
+    queues_.push_back(std::make_unique<MessageQueue>(*this, q));
 }
 
-std::string MpiJob::failure() const {
+std::string MessageJob::failure() const {
   const std::lock_guard lock(heard_mutex_);
   return heard_;
 }
 
-void MpiJob::fail_soon(const std::string& why) {
+void MessageJob::fail_soon(const std::string& why) {
   const std::lock_guard lock(heard_mutex_);
   if (soon_.empty() && why != heard_) soon_ = why;
 }
 
-void MpiJob::hear_of(const std::string& why, int culprit) {
+void MessageJob::hear_of(const std::string& why, int culprit) {
   const std::lock_guard lock(heard_mutex_);
   if (!heard_.empty()) return;
   heard_ = why;
   heard_culprit_ = culprit;
 }
 
-void MpiJob::tell_soon() {
+void MessageJob::tell_soon() {
   std::string why;
   {
     const std::lock_guard lock(heard_mutex_);
@@ -52,13 +53,13 @@ void MpiJob::tell_soon() {
   tell_failure(why, -1);
 }
 
-void MpiJob::look_around() {
+void MessageJob::look_around() {
   listen();
   tell_soon();
   send_question();
 }
 
-void MpiJob::listen() {
+void MessageJob::listen() {
   Note note;
   while (hear(note)) {
     Place& place = places_[static_cast<std::size_t>(note.from)];
@@ -67,7 +68,7 @@ void MpiJob::listen() {
         tell(note.from, answer_to(note));
         break;
       case Note::Kind::answer: {
-        MpiQueue::Peer& peer = queue(note.queue).peers_[static_cast<std::size_t>(note.from)];
+        MessageQueue::Peer& peer = queue(note.queue).peers_[static_cast<std::size_t>(note.from)];
         peer.answered = true;
         peer.answer = note;
         break;
@@ -103,7 +104,7 @@ void MpiJob::listen() {
   }
 }
 
-void MpiJob::lost(const Note& note) {
+void MessageJob::lost(const Note& note) {
   if (!failure_.empty()) return;
   const std::string who = message("rank {} was lost: {}", note.from, note.text);
   const Operation* op = nullptr;
@@ -115,22 +116,22 @@ void MpiJob::lost(const Note& note) {
       -1);
 }
 
-void MpiJob::tell(int rank, const Note& note) {
+void MessageJob::tell(int rank, const Note& note) {
   const std::lock_guard lock(messages_mutex_);
   messages_.tell(rank, note);
 }
 
-bool MpiJob::hear(Note& note) {
+bool MessageJob::hear(Note& note) {
   const std::lock_guard lock(messages_mutex_);
   return messages_.hear(note);
 }
 
-void MpiJob::tell_all(const Note& note) {
+void MessageJob::tell_all(const Note& note) {
   for (int r = 0; r < messages_.size(); ++r)
     if (r != messages_.rank()) tell(r, note);
 }
 
-void MpiJob::fell(const std::string& why, int culprit) {
+void MessageJob::fell(const std::string& why, int culprit) {
   if (!failure_.empty()) return;
   culprit_ = culprit;
   failed_at_ = Clock::now();
@@ -141,24 +142,24 @@ void MpiJob::fell(const std::string& why, int culprit) {
   if (recorder && !dump_folder_.empty()) recorder->write(dump_folder_, messages_.rank(), why);
 }
 
-void MpiJob::tell_failure(const std::string& why, int culprit) {
+void MessageJob::tell_failure(const std::string& why, int culprit) {
   Note note{.kind = Note::Kind::failed, .culprit = culprit};
   note.set_text(why);
   tell_all(note);
   fell(why, culprit);
 }
 
-void MpiJob::fail_now(const std::string& why, int culprit) {
+void MessageJob::fail_now(const std::string& why, int culprit) {
   if (failure_.empty()) tell_failure(why, culprit);
   throw Error(failure_, Fault::system);
 }
 
-void MpiJob::fail(const std::string& why, int culprit) {
+void MessageJob::fail(const std::string& why, int culprit) {
   const std::lock_guard lock(mutex_);
   fail_now(why, culprit);
 }
 
-void MpiJob::idle() {
+void MessageJob::idle() {
   const std::lock_guard lock(mutex_);
   try {
     look_around();

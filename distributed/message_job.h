@@ -18,15 +18,15 @@ namespace weft::distributed {
 /// whether the job has failed. A live rank answers the questions of other ranks while it computes,
 /// while it waits and after it has ended, so a stopped rank can be told from one that is in another
 /// call.
-class MpiJob {
+class MessageJob {
  public:
   using Print = std::function<void(const std::string&)>;
 
-  MpiJob(std::unique_ptr<Messages> messages, const WorldOptions& options);
+  MessageJob(std::unique_ptr<Messages> messages, const WorldOptions& options);
 
   /// Its rank, size and processors; other calls need messages_mutex_ while collectives run.
   Messages& messages() { return messages_; }
-  MpiQueue& queue(int number) { return *queues_[static_cast<std::size_t>(number)]; }
+  MessageQueue& queue(int number) { return *queues_[static_cast<std::size_t>(number)]; }
 
   // Called by threads that run collectives.
 
@@ -57,12 +57,12 @@ class MpiJob {
   /// prints the error itself.
   void give_up(const std::string& error = "");
   /// After the communication threads have stopped: waits until the other ranks end too, and
-  /// finalizes MPI. Calls `print`, if set, with this rank's error unless another rank prints it:
-  /// see end_with_error().
+  /// finishes the messages. Calls `print`, if set, with this rank's error unless another rank
+  /// prints it: see end_with_error().
   void finish(const Print& print = {});
 
  private:
-  friend class MpiQueue;
+  friend class MessageQueue;
   using Clock = std::chrono::steady_clock;
   struct Place {  // state of a peer
     bool ended = false;
@@ -107,7 +107,7 @@ class MpiJob {
 
   std::mutex mutex_;
   bool ended_ = false;
-  std::vector<std::unique_ptr<MpiQueue>> queues_;
+  std::vector<std::unique_ptr<MessageQueue>> queues_;
   std::vector<Place> places_;  // by rank
   std::string failure_;
   int culprit_ = -1;

@@ -10,7 +10,7 @@
 
 namespace weft::distributed {
 
-std::vector<int> MpiQueue::needed() const {
+std::vector<int> MessageQueue::needed() const {
   std::vector<int> list;
   const Channel& c = *op_->channel;
   for (int r = 0; r < c.size(); ++r)
@@ -19,7 +19,7 @@ std::vector<int> MpiQueue::needed() const {
 }
 
 // Without ranks that have been asked already.
-std::vector<int> MpiQueue::not_needed() const {
+std::vector<int> MessageQueue::not_needed() const {
   std::vector<int> list;
   const std::vector<int> in_it = needed();
   for (int r = 0; r < messages_.size(); ++r)
@@ -29,16 +29,16 @@ std::vector<int> MpiQueue::not_needed() const {
   return list;
 }
 
-bool MpiQueue::is_elsewhere(const Peer& peer) const {
+bool MessageQueue::is_elsewhere(const Peer& peer) const {
   return peer.answered && (peer.answer.group != group_ || peer.answer.call != call_);
 }
 
-bool MpiQueue::somebody_waits_elsewhere() const {
+bool MessageQueue::somebody_waits_elsewhere() const {
   return std::any_of(peers_.begin(), peers_.end(),
                      [&](const Peer& p) { return is_elsewhere(p) && p.answer.group >= 0; });
 }
 
-void MpiQueue::ask(const std::vector<int>& ranks) {
+void MessageQueue::ask(const std::vector<int>& ranks) {
   for (const int r : ranks) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     peer.asked = true;
@@ -48,20 +48,20 @@ void MpiQueue::ask(const std::vector<int>& ranks) {
   asked_at_ = Clock::now();
 }
 
-void MpiQueue::forget_answers() {
+void MessageQueue::forget_answers() {
   for (Peer& p : peers_) p.asked = p.answered = false;
   asked_at_ = {};
 }
 
-bool MpiQueue::all_answered() const {
+bool MessageQueue::all_answered() const {
   for (std::size_t r = 0; r < peers_.size(); ++r)
     if (peers_[r].asked && !peers_[r].answered && !job_.places_[r].ended) return false;
   return true;
 }
 
 // What the queue that another rank asks about is doing; if nothing, what another one is.
-Note MpiJob::answer_to(const Note& ask) const {
-  const MpiQueue* busy = nullptr;
+Note MessageJob::answer_to(const Note& ask) const {
+  const MessageQueue* busy = nullptr;
   for (const auto& q : queues_)
     if (q->op_ && (!busy || q->number_ == ask.queue)) busy = q.get();
   Note answer{.kind = Note::Kind::answer, .queue = ask.queue};
@@ -73,7 +73,7 @@ Note MpiJob::answer_to(const Note& ask) const {
   return answer;
 }
 
-std::string MpiJob::where(const Operation* op) const {
+std::string MessageJob::where(const Operation* op) const {
   if (op) return "it is in " + describe(*op);
   const FlightRecorder* recorder = recorder_;
   const std::vector<FlightEntry> entries =
@@ -82,13 +82,13 @@ std::string MpiJob::where(const Operation* op) const {
   return "it has called nothing since " + entries.back().text();
 }
 
-void MpiJob::set_answer(World::Answer answer) {
+void MessageJob::set_answer(World::Answer answer) {
   const std::lock_guard lock(answer_mutex_);
   answer_ = std::move(answer);
 }
 
 // Notes are sent and heard by the thread that runs collectives, or by idle().
-std::vector<std::string> MpiJob::question_all(const std::string& question) {
+std::vector<std::string> MessageJob::question_all(const std::string& question) {
   const auto size = static_cast<std::size_t>(messages_.size());
   {
     const std::lock_guard lock(heard_mutex_);
@@ -106,7 +106,7 @@ std::vector<std::string> MpiJob::question_all(const std::string& question) {
   }
 }
 
-void MpiJob::send_question() {
+void MessageJob::send_question() {
   const std::lock_guard lock(heard_mutex_);
   if (question_.empty()) return;
   Note note{.kind = Note::Kind::question};
@@ -118,12 +118,12 @@ void MpiJob::send_question() {
       tell(r, note);
 }
 
-void MpiJob::take_reply(const Note& note) {
+void MessageJob::take_reply(const Note& note) {
   const std::lock_guard lock(heard_mutex_);
   replies_[static_cast<std::size_t>(note.from)] = note.text;
 }
 
-std::string MpiQueue::diagnosis() const {
+std::string MessageQueue::diagnosis() const {
   std::string text;
   for (const int r : needed()) {
     const Peer& peer = peers_[static_cast<std::size_t>(r)];

@@ -24,13 +24,13 @@ constexpr milliseconds kGap{1000};
 
 }  // namespace
 
-MpiQueue::MpiQueue(MpiJob& job, int number)
+MessageQueue::MessageQueue(MessageJob& job, int number)
     : job_(job),
       messages_(job.messages()),
       number_(number),
       peers_(static_cast<std::size_t>(messages_.size())) {}
 
-void MpiQueue::enter(const Operation& op, std::int64_t group, std::int64_t call) {
+void MessageQueue::enter(const Operation& op, std::int64_t group, std::int64_t call) {
   const std::lock_guard lock(job_.mutex_);
   check_system(job_.failure_.empty(), "{}", job_.failure_);
   check_system(!job_.ended_, "{}: the world has ended", describe(op));
@@ -41,12 +41,12 @@ void MpiQueue::enter(const Operation& op, std::int64_t group, std::int64_t call)
   if (asked_at_ != Clock::time_point{}) forget_answers();
 }
 
-void MpiQueue::leave() {
+void MessageQueue::leave() {
   const std::lock_guard lock(job_.mutex_);
   op_ = nullptr;
 }
 
-void MpiQueue::abandon(const Operation& op, const std::string& why) {
+void MessageQueue::abandon(const Operation& op, const std::string& why) {
   const std::lock_guard lock(job_.mutex_);
   {
     const std::lock_guard messages(job_.messages_mutex_);
@@ -58,7 +58,7 @@ void MpiQueue::abandon(const Operation& op, const std::string& why) {
   if (job_.failure_.empty()) job_.tell_failure(why, messages_.rank());
 }
 
-char* MpiQueue::staging(std::int64_t bytes) {
+char* MessageQueue::staging(std::int64_t bytes) {
   if (!staging_.defined() || staging_.numel() < bytes) {
     const CategoryScope scope(Category::communication);
     staging_ = Tensor();
@@ -67,26 +67,26 @@ char* MpiQueue::staging(std::int64_t bytes) {
   return static_cast<char*>(staging_.raw());
 }
 
-int MpiQueue::tag(Lane lane, std::int64_t group, std::int64_t call) const {
+int MessageQueue::tag(Lane lane, std::int64_t group, std::int64_t call) const {
   return messages_.tag(lane, group, call);
 }
 
-void MpiQueue::send(int to, int tag, const void* data, std::int64_t bytes, int batch) {
+void MessageQueue::send(int to, int tag, const void* data, std::int64_t bytes, int batch) {
   const std::lock_guard lock(job_.messages_mutex_);
   messages_.send(to, tag, data, bytes, number_ * Messages::kBatches + batch);
 }
 
-void MpiQueue::receive(int from, int tag, void* data, std::int64_t bytes, int batch) {
+void MessageQueue::receive(int from, int tag, void* data, std::int64_t bytes, int batch) {
   const std::lock_guard lock(job_.messages_mutex_);
   messages_.receive(from, tag, data, bytes, number_ * Messages::kBatches + batch);
 }
 
-int MpiQueue::under_way(int batch) const {
+int MessageQueue::under_way(int batch) const {
   const std::lock_guard lock(job_.messages_mutex_);
   return messages_.under_way(number_ * Messages::kBatches + batch);
 }
 
-int MpiQueue::under_way() const {
+int MessageQueue::under_way() const {
   const std::lock_guard lock(job_.messages_mutex_);
   int sum = 0;
   for (int b = 0; b < Messages::kBatches; ++b)
@@ -94,24 +94,24 @@ int MpiQueue::under_way() const {
   return sum;
 }
 
-bool MpiQueue::is_in_trouble() const {
+bool MessageQueue::is_in_trouble() const {
   const std::lock_guard lock(job_.messages_mutex_);
   return !messages_.trouble(number_).empty();
 }
 
-bool MpiQueue::waits_for(int rank) const {
+bool MessageQueue::waits_for(int rank) const {
   const std::lock_guard lock(job_.messages_mutex_);
   return messages_.waits_for(number_, rank);
 }
 
 // Polls for all queues; true if a message of this one has moved since the last look.
-bool MpiQueue::progress() {
+bool MessageQueue::progress() {
   const std::lock_guard lock(job_.messages_mutex_);
   messages_.progress();
   return messages_.has_moved(number_);
 }
 
-void MpiQueue::between() {
+void MessageQueue::between() {
   if (progress()) {
     without_ = 0;
     moved_ = true;
@@ -128,7 +128,7 @@ void MpiQueue::between() {
     std::this_thread::sleep_for(without_ < kYields + kShortSleeps ? kShortSleep : kLongSleep);
 }
 
-void MpiQueue::watch() {
+void MessageQueue::watch() {
   job_.look_around();
   check_system(job_.failure_.empty(), "{}", job_.failure_);
   if (job_.giving_up_)
@@ -159,9 +159,9 @@ void MpiQueue::watch() {
   }
 }
 
-void MpiQueue::check_peers(Clock::time_point now) {
+void MessageQueue::check_peers(Clock::time_point now) {
   for (int r = 0; r < messages_.size(); ++r) {
-    const MpiJob::Place& place = job_.places_[static_cast<std::size_t>(r)];
+    const MessageJob::Place& place = job_.places_[static_cast<std::size_t>(r)];
     // This operation may not need that rank, or may have its data: ranks leave a collective one by
     // one.
     if (!place.ended || now - std::max({place.ended_at, entered_, moved_at_}) <= kOnTheWay)

@@ -10,14 +10,15 @@
 
 namespace weft::distributed {
 
-class MpiJob;
+class MessageJob;
 
-/// The operations of one queue over MPI, one at a time: how the thread that runs one waits for its
-/// messages, and finds out which rank they do not come from. The queues of a process share its job.
-class MpiQueue {
+/// The operations of one queue over messages, one at a time: how the thread that runs one waits for
+/// its messages, and finds out which rank they do not come from. The queues of a process share its
+/// job.
+class MessageQueue {
  public:
-  MpiQueue(MpiJob& job, int number);
-  MpiQueue(const MpiQueue&) = delete;
+  MessageQueue(MessageJob& job, int number);
+  MessageQueue(const MessageQueue&) = delete;
 
   /// Declares the operation that runs until leave(); it is reported to other ranks and named by a
   /// timeout. Throws Error when the job has failed.
@@ -45,7 +46,7 @@ class MpiQueue {
   char* staging(std::int64_t bytes);
 
  private:
-  friend class MpiJob;
+  friend class MessageJob;
   using Clock = std::chrono::steady_clock;
 
   void between();
@@ -68,7 +69,7 @@ class MpiQueue {
   bool somebody_waits_elsewhere() const;
   std::string diagnosis() const;
 
-  MpiJob& job_;
+  MessageJob& job_;
   Messages& messages_;  // with the job's messages_mutex_
   const int number_;
 

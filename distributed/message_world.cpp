@@ -16,7 +16,8 @@ namespace {
 
 class MessageWorld : public World {
  public:
-  MessageWorld(const char* backend, const std::shared_ptr<MpiJob>& job, const WorldOptions& options)
+  MessageWorld(const char* backend, const std::shared_ptr<MessageJob>& job,
+               const WorldOptions& options)
       : World(job->messages().rank(), job->messages().size(), options),
         backend_(backend),
         job_(job),
@@ -29,7 +30,7 @@ class MessageWorld : public World {
     if (std::uncaught_exceptions() > exceptions_) job_->give_up();
     end({});
   }
-  void end_with_error(const std::string& error, const MpiJob::Print& print) {
+  void end_with_error(const std::string& error, const MessageJob::Print& print) {
     job_->give_up(error);
     end(print);
   }
@@ -45,11 +46,11 @@ class MessageWorld : public World {
  protected:
   std::shared_ptr<Channel> open(const GroupCall& call) override {
     if (call.list < 0) return nullptr;
-    return std::make_shared<MpiChannel>(call, job_);
+    return std::make_shared<MessageChannel>(call, job_);
   }
 
  private:
-  void end(const MpiJob::Print& print) {
+  void end(const MessageJob::Print& print) {
     ended_ = true;
     stop();
     try {
@@ -61,13 +62,13 @@ class MessageWorld : public World {
   }
 
   const char* const backend_;
-  std::shared_ptr<MpiJob> job_;
+  std::shared_ptr<MessageJob> job_;
   const int exceptions_;
   bool ended_ = false;
 };
 
 // For a rank without a world: the others may have theirs, or fail the same way.
-void meet_and_end(const std::string& error, const MpiJob::Print& print) {
+void meet_and_end(const std::string& error, const MessageJob::Print& print) {
   const std::string line = message("rank {}: {}", launched_rank(), error);
   constexpr double kSeconds = 10;
   try {
@@ -76,7 +77,7 @@ void meet_and_end(const std::string& error, const MpiJob::Print& print) {
       messages = mpi_messages(kSeconds, [&] { print(line); });
     else
       messages = std::make_unique<TcpMessages>(tcp_place(), kSeconds);
-    MpiJob job(std::move(messages), {.timeout_s = kSeconds});
+    MessageJob job(std::move(messages), {.timeout_s = kSeconds});
     // Ranks that MPI does not connect cannot meet, and all have the same error: see mpi_world().
     if (job.messages().size() < launched_ranks()) {
       if (prints_for_all()) print(error);
@@ -96,7 +97,7 @@ bool can_meet() { return under_mpi() ? has_mpi() : under_tcp() && !has_tried_to_
 std::unique_ptr<World> message_world(const char* backend, std::unique_ptr<Messages> messages,
                                      const WorldOptions& options) {
   set_default_threads(messages->processors());
-  const auto job = std::make_shared<MpiJob>(std::move(messages), options);
+  const auto job = std::make_shared<MessageJob>(std::move(messages), options);
   return std::make_unique<MessageWorld>(backend, job, options);
 }
 
