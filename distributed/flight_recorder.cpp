@@ -111,6 +111,7 @@ std::string FlightRecorder::dump() const {
 }
 
 void FlightRecorder::write(const std::string& folder, int rank, const std::string& why) const {
+  const std::lock_guard lock(write_mutex_);
   try {
     io::make_directories(folder);
     io::write_file(message("{}/rank_{}.txt", folder, rank), why + "\n" + dump());

@@ -62,6 +62,7 @@ class FlightRecorder {
 
  private:
   mutable std::mutex mutex_;
+  mutable std::mutex write_mutex_;  // the threads of several lanes may fail at the same time
   std::vector<FlightEntry> ring_;
   std::int64_t count_ = 0;
   std::chrono::steady_clock::time_point start_;
