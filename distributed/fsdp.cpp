@@ -1,7 +1,6 @@
 #include "weft/distributed/fsdp.h"
 
 #include <algorithm>
-#include <csignal>
 #include <utility>
 
 #include "weft/autograd/recompute.h"
@@ -32,11 +31,15 @@ bool has(const std::vector<std::size_t>& buckets, std::size_t b) {
 
 void drop_restorer(const Tensor& t) { delete std::exchange(t.storage()->restorer, nullptr); }
 
-thread_local std::int64_t gathers_until_kill = -1;
+thread_local std::function<void()> in_gather;
+thread_local std::int64_t gathers_before = 0;
 
 }  // namespace
 
-void testing::kill_in_gather(std::int64_t gather) { gathers_until_kill = gather; }
+void testing::at_gather(std::int64_t gather, std::function<void()> f) {
+  gathers_before = gather;
+  in_gather = std::move(f);
+}
 
 std::vector<int> fsdp_units(nn::Module& model, const NamedTensors& parameters) {
   check(model.shard_members() & nn::Shard::kBeforeUse,
@@ -217,7 +220,7 @@ void Fsdp::start_gather(std::size_t i) {
   const NoGradGuard quiet;
   const CategoryScope category(Category::parameter);
   s.arriving = Tensor::empty(b.param.shape(), b.param.dtype(), b.param.device());
-  if (gathers_until_kill >= 0 && gathers_until_kill-- == 0) std::raise(SIGKILL);
+  if (in_gather && gathers_before-- == 0) std::exchange(in_gather, {})();
   s.gather = b.group->all_gather(s.arriving, b.param_slice);
   s.gathering = true;
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -125,9 +126,9 @@ class Fsdp {
 
 namespace testing {
 
-/// Ends the process by SIGKILL where the calling thread would start its gather of a unit number
-/// `gather` from now, from 0: other ranks are in that gather, or come to it.
-void kill_in_gather(std::int64_t gather);
+/// Calls f, once, where the calling thread would start its gather of a unit number `gather` from
+/// now, from 0: other ranks are in that gather, or come to it.
+void at_gather(std::int64_t gather, std::function<void()> f);
 
 }  // namespace testing
 }  // namespace weft::distributed

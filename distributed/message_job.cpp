@@ -19,7 +19,7 @@ MessageJob::MessageJob(std::unique_ptr<Messages> messages, const WorldOptions& o
     : own_messages_(std::move(messages)),
       messages_(*own_messages_),
       timeout_(options.timeout_s),
-      grace_(std::clamp(options.timeout_s / 2, 0.5, 5.0)),
+      grace_(std::clamp(options.timeout_s / 2, 0.5, 3.0)),
       dump_folder_(options.dump_folder),
       places_(static_cast<std::size_t>(messages_.size())) {
   for (int q = 0; q < options.lanes; ++q)

@@ -13,6 +13,7 @@
 #include "weft/core/parallel.h"
 #include "weft/distributed/launcher.h"
 #include "weft/distributed/message_world.h"
+#include "weft/tests/tell_fault.h"
 
 // From mpi.h, which only the library includes.
 extern "C" int MPI_Init_thread(int* argc, char*** argv, int wanted, int* level);
@@ -25,8 +26,9 @@ using weft::Tensor;
 using weft::distributed::World;
 
 // Rank 1 fails after a few successful collectives. The other ranks do the same in each case.
-void go_wrong(World& w, const std::string& fault) {
+void go_wrong(World& w, const std::string& fault, const std::string& folder) {
   const bool wrong = w.rank() == 1;
+  if (wrong && fault != "none") weft::test::tell_fault(folder);
   const Tensor x = Tensor::full({1000}, 1.0);
   const auto pair = w.group("pair", {0, 1});
   if (fault == "kill" && wrong) raise(SIGKILL);
@@ -85,7 +87,10 @@ void go_wrong(World& w, const std::string& fault) {
     w.all().all_to_all(Tensor::empty({came, 4}), Tensor::full({sent, 4}, 1.0), out, in).wait();
   }
   for (int i = 0; i < 20; ++i) w.all().all_reduce(x).wait();
-  if (fault == "late" && wrong) raise(SIGSTOP);  // the other ranks have finished
+  if (fault == "late" && wrong) {  // the other ranks have finished
+    weft::test::tell_fault(folder);
+    raise(SIGSTOP);
+  }
 }
 
 }  // namespace
@@ -99,9 +104,14 @@ int main(int argc, char** argv) {
   int level = 0;
   // It exits before the others start: mpirun does not treat that as an error.
   if (fault == "absent") {
-    if (weft::distributed::launched_rank() == 1) return 0;
+    if (weft::distributed::launched_rank() == 1) {
+      weft::test::tell_fault(options.dump_folder);
+      return 0;
+    }
     std::this_thread::sleep_for(std::chrono::seconds(1));
   }
+  if (fault == "begins late" && weft::distributed::launched_rank() == 1)
+    std::this_thread::sleep_for(std::chrono::seconds(3));
   if (fault == "three threads") weft::set_num_threads(3);
   if (fault == "single") MPI_Init_thread(nullptr, nullptr, level, &level);
   try {
@@ -110,7 +120,7 @@ int main(int argc, char** argv) {
     if (fault.ends_with("threads"))
       std::fprintf(stderr, "rank %d: %d threads\n", rank, weft::num_threads());
     for (int i = 0; i < 3; ++i) world->all().barrier().wait();
-    go_wrong(*world, fault);
+    go_wrong(*world, fault, options.dump_folder);
   } catch (const Error& e) {
     std::fprintf(stderr, "rank %d: error: %s\n", rank, e.what());
     return static_cast<int>(e.fault());

@@ -11,8 +11,10 @@
 
 #include "weft/core/error.h"
 #include "weft/cuda/emu/control.h"
+#include "weft/distributed/launcher.h"
 #include "weft/distributed/message_world.h"
 #include "weft/distributed/nccl_world.h"
+#include "weft/tests/tell_fault.h"
 
 namespace {
 
@@ -41,11 +43,12 @@ void plan(const std::string& name) {
 }
 
 // Rank 1 fails after a successful collective; the other ranks wait for it on their GPUs.
-void go_wrong(World& world, Device gpu, const std::string& name) {
+void go_wrong(World& world, Device gpu, const std::string& name, const std::string& folder) {
   const Tensor x = Tensor::ones({1000}, DType::f32, gpu);
   world.all().all_reduce(x).wait();
   x.to(weft::kCpu);
   if (world.rank() == 1) {
+    weft::test::tell_fault(folder);
     if (name == "throw") throw Error("bad luck");
     if (name == "stop") raise(SIGSTOP);
     if (name == "compute") std::this_thread::sleep_for(std::chrono::seconds(60));
@@ -66,11 +69,17 @@ int main(int argc, char** argv) {
   if (argc > 3) options.dump_folder = argv[3];
   plan(name);
   std::unique_ptr<World> host;
+  // Late for the other ranks, and below again for their GPUs.
+  if (name == "begins late" && weft::distributed::launched_rank() == 1)
+    std::this_thread::sleep_for(std::chrono::seconds(2));
   try {
     host = weft::distributed::world_of_launch(host_options);
     const Device gpu{Device::Kind::cuda, static_cast<std::int16_t>(host->rank())};
+    const bool is_first = host->rank() == 0;
+    if (name == "connect" && is_first) weft::test::tell_fault(options.dump_folder);
+    if (name == "begins late" && !is_first) std::this_thread::sleep_for(std::chrono::seconds(2));
     const auto world = weft::distributed::nccl_world(*host, gpu, options);
-    go_wrong(*world, gpu, name);
+    go_wrong(*world, gpu, name, options.dump_folder);
   } catch (const Error& e) {
     weft::distributed::end_with_error(std::move(host), e.what(), [](const std::string& line) {
       std::fprintf(stderr, "error: %s\n", line.c_str());

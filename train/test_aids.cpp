@@ -6,11 +6,17 @@
 #include <limits>
 #include <string>
 
+#include "weft/core/error.h"
 #include "weft/distributed/fsdp.h"
 #include "weft/io/file.h"
 
 namespace weft::train {
 namespace {
+
+const char* kill_text() {
+  static const char* const text = std::getenv("WEFT_TEST_KILL");
+  return text;
+}
 
 struct Kill {
   std::string phase;  ///< empty: none
@@ -19,7 +25,7 @@ struct Kill {
 
 // The kill requested for this rank and step.
 Kill kill_of(int rank, std::int64_t step) {
-  static const char* const text = std::getenv("WEFT_TEST_KILL");
+  const char* const text = kill_text();
   int at_rank = 0;
   long long at_step = 0, operations = 0;
   char phase[16] = "";
@@ -27,6 +33,14 @@ Kill kill_of(int rank, std::int64_t step) {
       std::sscanf(text, "%d:%lld:%15[a-z]:%lld", &at_rank, &at_step, phase, &operations) < 3)
     return {};
   return at_rank == rank && at_step == step ? Kill{phase, operations} : Kill{};
+}
+
+bool are_threads(const Ranks& ranks) { return ranks.host().backend() == std::string("thread"); }
+
+// Among ranks as threads only this one ends.
+void end(const Ranks& ranks) {
+  check_system(!are_threads(ranks), "WEFT_TEST_KILL={}", kill_text());
+  std::raise(SIGKILL);
 }
 
 }  // namespace
@@ -38,18 +52,20 @@ void inject_nan(TrainStep& train_step, std::int64_t step) {
       std::numeric_limits<double>::quiet_NaN());
 }
 
-void kill_in_step(TrainStep& train_step, int rank, std::int64_t step) {
-  const Kill kill = kill_of(rank, step);
+void kill_in_step(TrainStep& train_step, const Ranks& ranks, std::int64_t step) {
+  const Kill kill = kill_of(ranks.rank(), step);
   if (kill.phase.empty() || kill.phase == "save") return;
-  if (kill.phase == "gather") return distributed::testing::kill_in_gather(kill.operations);
-  train_step.on_phase([phase = kill.phase](Phase begins) {
-    if (phase == name_of(begins)) std::raise(SIGKILL);
+  if (kill.phase == "gather")
+    return distributed::testing::at_gather(kill.operations, [&ranks] { end(ranks); });
+  train_step.on_phase([phase = kill.phase, &ranks](Phase begins) {
+    if (phase == name_of(begins)) end(ranks);
   });
 }
 
-KillInSave::KillInSave(int rank, std::int64_t step) {
-  const Kill kill = kill_of(rank, step);
+KillInSave::KillInSave(const Ranks& ranks, std::int64_t step) {
+  const Kill kill = kill_of(ranks.rank(), step);
   armed_ = kill.phase == "save";
+  if (armed_ && are_threads(ranks)) end(ranks);
   if (armed_) io::testing::kill_after(kill.operations);
 }
 

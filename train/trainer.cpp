@@ -142,7 +142,7 @@ int Trainer::one_step() {
   const Device device = ranks_.device();
   const std::int64_t number = state_.step + 1;
   inject_nan(step_, number);
-  kill_in_step(step_, ranks_.rank(), number);
+  kill_in_step(step_, ranks_, number);
   if (!device.is_cuda()) log_.start_clock();
   const data::Batch rows = read_rows();
   const std::int64_t targets = rows.targets_per_row() * options_.batch;
@@ -221,7 +221,7 @@ void Trainer::save(bool evaluates, bool ends) {
   state_.row = log_.row();
   state_.evaluates = evaluates;
   log_.sync();
-  kill_.emplace(ranks_.rank(), state_.step);
+  kill_.emplace(ranks_, state_.step);
   const bool background = options_.run.async_save == AsyncSave::on && !ends;
   saving_ = folder_.save(step_, task_, state_, options_.run.keep, background);
   saved_step_ = state_.step;

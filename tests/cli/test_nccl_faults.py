@@ -1,32 +1,46 @@
 """A rank over NCCL, found over MPI or TCP, that dies, stops, computes or cannot connect: every rank ends, and
 one line names the rank. NCCL is emulated."""
 import pathlib
-import time
 
+import support_mpi
+import support_tcp
 from support import BIN, main
-from support_mpi import run_ranks
-from support_tcp import launch
+from support_faults import Job
 
 SECONDS = 4
-LIMIT = 90  # of a whole run, on a busy machine
+PROGRAM = BIN / "nccl_fault_program"
+ENV = support_tcp.environment({"WEFT_EMU_DEVICES": "4"})
 
 
-def faulty(folder, fault, *parts, ranks=2, seconds=SECONDS):
-    """Returns the lines of all ranks; one of them must have all of `parts`."""
+def ended(folder, fault, ranks=2, seconds=SECONDS, command=support_mpi.command, after=0):
+    """A job and the folder of its records; `after`: seconds that NCCL's abort may take."""
     records = pathlib.Path(folder, f"{fault}{ranks}")
-    begin = time.time()
-    done = run_ranks(ranks, "env", "WEFT_EMU_DEVICES=4", BIN / "nccl_fault_program", fault, seconds, records)
-    took = time.time() - begin
+    records.mkdir()
+    job = Job(command(ranks, PROGRAM, fault, seconds, records), ENV)
+    done = job.end()
     assert done.returncode != 0, (fault, done)
-    assert took < LIMIT, (fault, took)
+    job.check_time(f"{fault}, {ranks} ranks", records / "fault", after + (0 if seconds > SECONDS else seconds))
+    return done, records
+
+
+def faulty(folder, fault, *parts, **how):
+    """Returns the lines of all ranks; one of them must have all of `parts`."""
+    done, records = ended(folder, fault, **how)
     lines = [line for line in done.stderr.splitlines() if line.startswith(("error: ", "rank "))]
     assert any(all(part in line for part in parts) for line in lines), (fault, done.stderr)
     return lines, records
 
 
 def well(folder):
-    done = run_ranks(2, BIN / "nccl_fault_program", "", SECONDS)
+    done = support_mpi.run_ranks(2, PROGRAM, "", SECONDS)
     assert done.returncode == 0 and not done.stderr, done
+
+
+def begins_late(folder):
+    """After its peer, and again after it has found its peer."""
+    for command in support_mpi.command, support_tcp.command:
+        done = Job(command(2, PROGRAM, "begins late", SECONDS), ENV).end()
+        assert done.returncode == 0 and not done.stderr, done
 
 
 SECOND = "all_reduce 1 of group world sum f32 [1000] did not end within 4 s on rank "
@@ -41,13 +55,11 @@ def throws(folder):
 
 def over_tcp(folder):
     """The id, the questions and the failure of a job go over TCP as well."""
-    program = BIN / "nccl_fault_program"
-    env = {"WEFT_EMU_DEVICES": "4"}
-    done = launch(2, program, "", SECONDS, env=env)
+    done = support_tcp.launch(2, PROGRAM, "", SECONDS, env=ENV)
     assert done.returncode == 0 and not done.stderr, done
-    done = launch(2, program, "throw", 600, env=env)
+    done, _ = ended(folder, "throw", seconds=600, command=support_tcp.command)
     assert done.returncode in (1, 2) and done.stderr == "error: rank 1: bad luck\n", done
-    done = launch(2, program, "compute", SECONDS, env=env)
+    done, _ = ended(folder, "compute", command=support_tcp.command)
     assert SECOND + "0: rank 1 did not come: it has called nothing since all_reduce 0 of group world" in (
         done.stderr), done
 
@@ -78,4 +90,4 @@ def does_not_abort(folder):
     faulty(folder, "stuck", "NCCL did not abort within 2 s after the job has failed: " + SECOND)
 
 
-main([well, throws, over_tcp, computes, stops, network, does_not_connect, does_not_abort], at_once=6)
+main([well, begins_late, throws, over_tcp, computes, stops, network, does_not_connect, does_not_abort], at_once=6)

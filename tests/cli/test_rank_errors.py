@@ -2,14 +2,18 @@
 import pathlib
 
 from support import BIN, SMALL, main, run, text, train
-from support_mpi import run_ranks
+from support_faults import Job
+from support_mpi import command
 
 
-def said(ranks, *args, before=""):
+def said(ranks, *args, before="", lost=None):
     """The status and error lines of a trainer's ranks. `before`: shell commands that may use
-    $rank."""
+    $rank. `lost`: of a job that loses a rank, a file that shows when, and after how many seconds the others notice."""
     script = f"rank=$OMPI_COMM_WORLD_RANK; {before}\nexec {BIN}/train_gpt \"$@\""
-    done = run_ranks(ranks, "bash", "-c", script, "bash", *args)
+    job = Job(command(ranks, "bash", "-c", script, "bash", *args))
+    done = job.end()
+    if lost:
+        job.check_time("full disk" if "DISK" in before else "stop", *lost)
     name = "train_gpt: "
     return done.returncode, [line.removeprefix(name) for line in done.stderr.splitlines()
                              if line.startswith(name)]
@@ -94,7 +98,8 @@ def a_full_disk_of_one_rank_names_it(folder):
     base = ["--data", text(folder), *SMALL, "--threads", "1", "--out", out, "--save-every", "2", "--zero"]
     assert said(2, *base, "--steps", "2") == (0, [])
     status, lines = said(2, *base, "--steps", "6", "--resume",
-                         before="[ $rank != 1 ] || export WEFT_TEST_DISK_FULL_AFTER=2000")
+                         before="[ $rank != 1 ] || export WEFT_TEST_DISK_FULL_AFTER=2000",
+                         lost=(f"{out}/metrics.jsonl", 0))
     assert status == 1 and len(lines) == 1, lines
     assert lines[0].startswith("save_checkpoint: rank 1: write: cannot write '"), lines
     assert lines[0].endswith("model-r001.safetensors': No space left on device"), lines
@@ -105,8 +110,8 @@ def a_full_disk_of_one_rank_names_it(folder):
 
 def a_lost_rank_is_named_once(folder):
     base = ["--data", text(folder), *SMALL, "--threads", "1", "--steps", "1000000", "--out", f"{folder}/lost"]
-    stop = "[ $rank != 2 ] || { sleep 4; kill -STOP $$; } &"
-    status, lines = said(4, *base, "--timeout", "2", before=stop)
+    stop = f"[ $rank != 2 ] || {{ sleep 4; touch {folder}/fault; kill -STOP $$; }} &"
+    status, lines = said(4, *base, "--timeout", "2", before=stop, lost=(f"{folder}/fault", 2))
     assert status != 0 and len(lines) == 1, lines
     assert "rank 2 did not come within 2 s: it does not answer, so it was stopped or has died" in lines[0], (
         lines)

@@ -6,17 +6,21 @@ import subprocess
 import time
 
 from support import BIN, main, metrics, run, text, train
-from support_mpi import RUN_RANKS
+from support_faults import Job
+from support_mpi import command
 
 SMALL = ["--layers", "2", "--heads", "2", "--dim", "32", "--seq", "32", "--batch", "4",
          "--val-fraction", "0.01", "--threads", "1"]
 
 
-def start(folder, out, ranks, *args, program="train_gpt", env=None):
-    command = [str(RUN_RANKS), str(ranks), str(BIN / program), "--data", text(folder),
-               "--out", f"{folder}/{out}", *SMALL, "--save-every", "1", "--schedule", "constant", *args]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            errors="replace", start_new_session=True, env={**os.environ, **(env or {})})
+def flags(folder, out, *args):
+    return ["--data", text(folder), "--out", f"{folder}/{out}", *SMALL, "--save-every", "1", "--schedule", "constant",
+            *args]
+
+
+def start(folder, out, ranks, *args):
+    return subprocess.Popen(command(ranks, BIN / "train_gpt", *flags(folder, out, *args)), stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
 
 
 def wait_for_steps(out, steps, seconds=200):
@@ -38,11 +42,12 @@ def end(process, seconds):
 
 def killed_at(folder, out, ranks, victim, when, *args, program="train_gpt"):
     """The victim's process is killed in step 3; earlier checkpoints and metrics survive."""
-    process = start(folder, out, ranks, "--steps", "5", *args, program=program,
-                    env={"WEFT_TEST_KILL": f"{victim}:3:{when}"})
-    errors = end(process, 60)
-    assert process.returncode == 137, (when, process.returncode, errors)
-    assert f"rank {victim} with PID" in errors and "signal 9" in errors, (when, errors)
+    job = Job(command(ranks, BIN / program, *flags(folder, out, "--steps", "5", *args)),
+              {**os.environ, "WEFT_TEST_KILL": f"{victim}:3:{when}"})
+    ended = job.end()
+    job.check_time(f"{when} {' '.join(args)}", pathlib.Path(folder, out, "metrics.jsonl"))
+    assert ended.returncode == 137, (when, ended)
+    assert f"rank {victim} with PID" in ended.stderr and "signal 9" in ended.stderr, (when, ended)
     done = run("generate", "--checkpoint", f"{folder}/{out}", "--prompt", "the", "--tokens", "1")
     assert done.returncode == 0, (when, done.stderr)
     steps = [row["step"] for row in metrics(f"{folder}/{out}")]

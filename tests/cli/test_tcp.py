@@ -5,12 +5,12 @@ import re
 import socket
 import time
 
-from support import BIN, main, run, train
+from support import BIN, main, run, text, train
+from support_faults import Job
 from support_ranks import MOE, base, same_bits
-from support_tcp import free_port, launch, rank
+from support_tcp import command, environment, free_port, launch, rank
 
 SECONDS = 2
-LIMIT = 30  # of a whole run, on a busy machine
 FAULTS = BIN / "mpi_fault_program"
 
 
@@ -43,11 +43,10 @@ def faulty(folder, ranks, fault, *parts, seconds=SECONDS, flags=()):
     """Ranks other than rank 1 print all of `parts` and dump their latest collectives."""
     records = pathlib.Path(folder, f"{fault}{ranks}")
     records.mkdir()
-    begin = time.time()
-    done = launch(ranks, FAULTS, fault, seconds, records, flags=flags)
-    took = time.time() - begin
+    job = Job(command(ranks, FAULTS, fault, seconds, records, flags=flags), environment())
+    done = job.end()
     assert done.returncode != 0, (fault, done)
-    assert took < LIMIT, (fault, took)
+    job.check_time(f"{fault}, {ranks} ranks", records / "fault", 0 if seconds > SECONDS else seconds)
     lines = [line for line in done.stderr.splitlines()
              if re.match(r"rank \d+: error: ", line) and not line.startswith("rank 1: ")]
     assert len(lines) == ranks - 1, done.stderr
@@ -78,7 +77,8 @@ def gone(folder):
 
 
 def hangs(folder):
-    """The launcher ends a rank that is stopped."""
+    """The launcher ends a rank that is stopped or computes for ever."""
+    faulty(folder, 2, "compute", COME + "it has called nothing since barrier 2 of group world u8", flags=("--grace", "1"))
     done = faulty(folder, 2, "stop", COME + "it does not answer, so it was stopped or has died", flags=("--grace", "1"))
     assert done.returncode == 1, done
     assert "weft_launch: rank 1 did not end within 1 s after rank 0: killed\n" in done.stderr, done
@@ -91,14 +91,46 @@ def calls_something_else(folder):
 
 def absent(folder):
     """Rank 1 ends before it creates its world."""
-    done = launch(3, FAULTS, "absent", 2)
+    job = Job(command(3, FAULTS, "absent", 2, folder), environment())
+    done = job.end()
+    job.check_time("absent", pathlib.Path(folder, "fault"), 10)
     missing = r"tcp_world: rank 1 did not come to 127\.0\.0\.1:\d+ within 10 s"
     for r in (0, 2):
         assert re.search(rf"rank -1: error: {missing}", done.stderr), done.stderr
     assert done.returncode == 1 and done.stderr.count("error: ") == 2, done.stderr
 
 
-def ends(processes, seconds=LIMIT):
+def begins_late(folder):
+    done = launch(2, FAULTS, "begins late", SECONDS, folder)
+    assert done.returncode == 0 and done.stderr.count(": well\n") == 2, done
+
+
+def of_one_rank(folder, name, before, args):
+    """A trainer on two ranks, of which rank 1 runs shell commands first. Returns the status, its error lines and the job."""
+    script = f"[ $RANK != 1 ] || {{ {before}; }}; exec {BIN}/train_gpt \"$@\""
+    job = Job(command(2, "bash", "-c", script, "bash", *args, "--out", f"{folder}/{name}"), environment(), cwd=folder)
+    done = job.end()
+    return done.returncode, done.stderr.splitlines(), job
+
+
+def what_one_rank_has_for_itself(folder):
+    """Other data, and a full disk."""
+    words = pathlib.Path(text(folder)).read_text()
+    for place, copy in ((folder, words), (f"{folder}/away", words.replace("dog", "pig"))):
+        pathlib.Path(place).mkdir(exist_ok=True)
+        pathlib.Path(place, "copy.txt").write_text(copy)
+    args = [*base(folder, ""), "--data", "copy.txt", "--zero", "--save-every", "2"]
+    status, lines, _ = of_one_rank(folder, "copies", "cd away", args)
+    assert status == 2 and len(lines) == 1, (status, lines)
+    assert "train_gpt: training data: all ranks must read the same, and rank 1's " in lines[0], lines
+    status, lines, job = of_one_rank(folder, "full", "export WEFT_TEST_DISK_FULL_AFTER=2000", args)
+    job.check_time("full disk", pathlib.Path(folder, "full", "metrics.jsonl"))
+    assert status == 1 and len(lines) == 1, (status, lines)
+    assert lines[0].startswith("train_gpt: save_checkpoint: rank 1: write: cannot write '"), lines
+    assert not list(pathlib.Path(folder, "full", "checkpoints").glob("step_*")), lines
+
+
+def ends(processes, seconds=120):
     return [(p.communicate(timeout=seconds), p.returncode) for p in processes]
 
 
@@ -106,7 +138,7 @@ def strangers(folder):
     """Whatever comes to the port, a job starts, and others are told why theirs does not."""
     port = free_port()
     job = [rank(0, 2, port, FAULTS, "none", 60)]
-    deadline = time.time() + LIMIT
+    deadline = time.time() + 120
     while True:
         try:
             garbage = socket.create_connection(("127.0.0.1", port), timeout=5)
@@ -136,4 +168,5 @@ def processors_are_shared(folder):
 
 if __name__ == "__main__":
     main([collectives_have_the_same_bits, trainers_have_the_same_bits, gone, hangs, calls_something_else, absent,
+          begins_late, what_one_rank_has_for_itself,
           strangers, processors_are_shared], at_once=4)
