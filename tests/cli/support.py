@@ -92,7 +92,8 @@ def interrupt(program, out, data, *args, sent=signal.SIGINT):
 
 def failure(case):
     """None, or why a case failed."""
-    with tempfile.TemporaryDirectory() as folder:
+    # What a job that has not ended still writes must not hide why.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         try:
             case(folder)
         except Exception as e:  # a test runner reports every error and continues
