@@ -21,7 +21,7 @@ constexpr std::int64_t kMostRanks = 4096;
 struct LaunchOptions {
   std::int64_t ranks = 0, restarts = 0, nodes = 1, node = 0;
   bool elastic = false;
-  double grace = 4;
+  double grace = 3;
   std::string log_dir, master;
 };
 

@@ -98,7 +98,7 @@ FAULTS = [
      "comm_ops"),
     ("norm_counts_whole_weights_twice", "distributed/ddp.cpp", "if (!l.tp_cut) return rank == 0 ? p.tensor.numel() : 0;",
      "if (!l.tp_cut) return p.tensor.numel();", "joint_norm"),
-    ("every_rank_speaks_for_its_copy", "distributed/device_mesh.cpp", "group(name).rank() == 0;", "group(name).rank() >= 0;",
+    ("every_rank_is_a_first_replica", "distributed/device_mesh.cpp", "group(name).rank() == 0;", "group(name).rank() >= 0;",
      "parallelism"),
     ("leaves_before_others_have_read", "distributed/thread_channel.cpp",
      "  rendezvous_->arrive(rank(), op, false);\n}\n\n// Every rank compares", "}\n\n// Every rank compares",

@@ -16,7 +16,7 @@ struct RankProcesses {
   distributed::Endpoint master = {};
   std::string token = {};
   std::string log_dir = {};  ///< empty: all write to this process's output
-  double grace_s = 4;        ///< for the others to end after one has failed
+  double grace_s = 3;        ///< for the others to end after one has failed
   int restarts = 0;          ///< so often has the job been started again: WEFT_RESTART
 };
 

@@ -6,6 +6,8 @@ import subprocess
 
 from support import BIN
 
+# For ranks that end by themselves, also on a slow machine.
+PATIENT = ("--grace", "60")
 LAUNCH = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "launch.sh"
 
 

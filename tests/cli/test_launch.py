@@ -9,7 +9,7 @@ import time
 
 from support import BIN, SMALL, main, metrics, refused, run, text, train
 from support_ranks import agree, base, same_bits
-from support_tcp import LAUNCH, command, environment, free_port, launch
+from support_tcp import LAUNCH, PATIENT, command, environment, free_port, launch
 
 SAVES = ["--save-every", "1", "--schedule", "constant"]
 
@@ -131,7 +131,7 @@ def starts_again(folder):
     for i, phase, layout in (0, "forward", "--zero"), (1, "save:3", "--zero"), (1, "gather:2", "--fsdp"):
         calm, out = f"calm{layout}", phase
         done = launch(2, *dies(i, 4, phase), BIN / "train_gpt", *base(folder, out, *SAVES, layout),
-                      flags=("--restarts", "2", "--log-dir", f"{folder}/logs_{phase}"))
+                      flags=("--restarts", "2", "--log-dir", f"{folder}/logs_{phase}", *PATIENT))
         assert done.returncode == 0, done.stderr
         if layout == "--fsdp":
             assert re.search(r"all_gather \d+ of group [^:]*: rank 1 was lost: ", done.stderr), done.stderr
@@ -172,7 +172,7 @@ def with_fewer_ranks(folder):
     """Four ranks lose one: three do not divide the batch of four rows, two do."""
     train(*base(folder, "calm", *SAVES))
     done = launch(4, *dies(3, 4, "backward"), BIN / "train_gpt", *base(folder, "fewer", *SAVES, "--dp", "4"),
-                  flags=("--restarts", "1", "--elastic"))
+                  flags=("--restarts", "1", "--elastic", *PATIENT))
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 1 with 3 ranks, as rank 3 was killed by signal 9\n" in done.stderr, done.stderr
     assert "--batch: must be a multiple of dp 3, got 4" in done.stderr, done.stderr

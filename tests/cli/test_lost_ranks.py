@@ -5,7 +5,7 @@ import re
 
 from support import BIN, SMALL, main, metrics, run, text
 from support_faults import Job
-from support_tcp import command, environment
+from support_tcp import PATIENT, command, environment
 
 MODEL = [*SMALL, "--layers", "1", "--threads", "1", "--steps", "3", "--save-every", "1"]
 # The second gather of a step is in forward, the seventh in backward.
@@ -18,7 +18,7 @@ def lost(folder, how, *says, ranks=("--backend", "tcp"), program="train_gpt"):
     for phase, layout in PHASES:
         out = f"{folder}/{phase}"
         args = [BIN / program, "--data", text(folder), "--out", out, *MODEL, layout, *ranks]
-        job = Job([*map(str, args)] if how == "threads" else command(2, *args),
+        job = Job([*map(str, args)] if how == "threads" else command(2, *args, flags=PATIENT),
                   environment({"WEFT_TEST_KILL": f"1:3:{phase}"}))
         done = job.end()
         job.check_time(f"{how}, {phase}", pathlib.Path(out, "metrics.jsonl"))

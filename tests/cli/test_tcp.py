@@ -8,7 +8,7 @@ import time
 from support import BIN, main, run, text, train
 from support_faults import Job
 from support_ranks import MOE, base, same_bits
-from support_tcp import command, environment, free_port, launch, rank
+from support_tcp import PATIENT, command, environment, free_port, launch, rank
 
 SECONDS = 2
 FAULTS = BIN / "mpi_fault_program"
@@ -39,7 +39,7 @@ def trainers_have_the_same_bits(folder):
         same_bits(folder, f"{i}threads", f"{i}tcp")
 
 
-def faulty(folder, ranks, fault, *parts, seconds=SECONDS, flags=()):
+def faulty(folder, ranks, fault, *parts, seconds=SECONDS, flags=PATIENT):
     """Ranks other than rank 1 print all of `parts` and dump their latest collectives."""
     records = pathlib.Path(folder, f"{fault}{ranks}")
     records.mkdir()
@@ -91,7 +91,7 @@ def calls_something_else(folder):
 
 def absent(folder):
     """Rank 1 ends before it creates its world."""
-    job = Job(command(3, FAULTS, "absent", 2, folder), environment())
+    job = Job(command(3, FAULTS, "absent", 2, folder, flags=PATIENT), environment())
     done = job.end()
     job.check_time("absent", pathlib.Path(folder, "fault"), 10)
     missing = r"tcp_world: rank 1 did not come to 127\.0\.0\.1:\d+ within 10 s"
@@ -108,7 +108,8 @@ def begins_late(folder):
 def of_one_rank(folder, name, before, args):
     """A trainer on two ranks, of which rank 1 runs shell commands first. Returns the status, its error lines and the job."""
     script = f"[ $RANK != 1 ] || {{ {before}; }}; exec {BIN}/train_gpt \"$@\""
-    job = Job(command(2, "bash", "-c", script, "bash", *args, "--out", f"{folder}/{name}"), environment(), cwd=folder)
+    job = Job(command(2, "bash", "-c", script, "bash", *args, "--out", f"{folder}/{name}", flags=PATIENT),
+              environment(), cwd=folder)
     done = job.end()
     return done.returncode, done.stderr.splitlines(), job
 
