@@ -71,36 +71,34 @@ class Goals:
         self.rows.append([what, value, goal, "pass" if ok else "**miss**"])
 
 
-def turn_goals(name, turns, goals):
-    """Ratios of steps that were taken within seconds of each other: median, lowest and highest turn."""
-    weft, floor = turns["weft"], turns["floor"]
-    peers = {s: ms for s, ms in turns.items() if s not in ("weft", "floor")}
-    best = min(peers, key=lambda s: statistics.median(peers[s]))
+class Ratio:
+    """How many times `below` goes into `above`: of each turn if there are turns, else of the medians."""
 
-    def ratios(above, below):
-        seen = sorted(a / b for a, b in zip(above, below))
-        return statistics.median(seen), f" ({seen[0]:.2f} to {seen[-1]:.2f} in {len(seen)} turns)"
+    def __init__(self, above, below, turns):
+        pairs = zip(above, below) if turns else [(statistics.median(above), statistics.median(below))]
+        each = sorted(a / b for a, b in pairs)
+        self.value = statistics.median(each)
+        self.range = f", {each[0]:.2f} to {each[-1]:.2f} in {len(each)} turns" if turns else ""
 
-    over, spread = ratios(weft, floor)
-    goals.at_most(f"{name}: step / floor{spread}", over, FLOOR_GOALS.get(name, FLOOR_GOAL), "{:.3f}")
-    speed, spread = ratios(peers[best], weft)
-    goals.at_least(f"{name}: speed / PyTorch, {best}{spread}", speed, SPEED_GOALS[name])
+
+def all_steps(found, name):
+    """Milliseconds of the steps of each program and of the floor, all of the rounds or one of each turn."""
+    if "turns" in found:
+        return dict(found["turns"])
+    steps = {s: [ms for run in runs for ms in run["step_ms"]] for s, runs in found["runs"].items()}
+    return {**steps, "floor": [f[f"{name}: floor"] for f in found["floors"]]}
 
 
 def one_model(name, found, goals, settings_rows):
     """The row of a model in the first table."""
-    steps = {s: median_step(runs) for s, runs in found["runs"].items()}
+    steps, turns = all_steps(found, name), "turns" in found
     tokens = found["runs"]["weft"][0]["step_tokens"]
-    weft = steps["weft"]
-    floor = statistics.median(f[f"{name}: floor"] for f in found["floors"])
-    turns = found.get("turns")
-    if turns:
-        turn_goals(name, turns, goals)
+    weft, floor = (statistics.median(steps[s]) for s in ("weft", "floor"))
+    over = Ratio(steps["weft"], steps["floor"], turns)
     peak = {s: max(r["peak_rss_mib"] for r in runs) for s, runs in found["runs"].items()}
-    row = [name, f"{weft:.1f}", f"{1e3 * tokens / weft:.0f}", f"{floor:.1f}", f"{weft / floor:.3f}"]
-    if not turns:
-        goals.at_most(f"{name}: step / floor", weft / floor, FLOOR_GOALS.get(name, FLOOR_GOAL), "{:.3f}")
-    peers = {s: ms for s, ms in steps.items() if s != "weft"}
+    row = [name, f"{weft:.1f}", f"{1e3 * tokens / weft:.0f}", f"{floor:.1f}", f"{over.value:.3f}"]
+    goals.at_most(f"{name}: step / floor{over.range}", over.value, FLOOR_GOALS.get(name, FLOOR_GOAL), "{:.3f}")
+    peers = {s: statistics.median(ms) for s, ms in steps.items() if s not in ("weft", "floor")}
     if not peers:
         return row + ["-"] * 4
     best = min(peers, key=peers.get)
@@ -108,8 +106,8 @@ def one_model(name, found, goals, settings_rows):
         imported = found["runs"][s][0]["imported_rss_mib"]
         rate = f"{1e3 * tokens / peers[s]:.0f}"
         settings_rows.append([name, s, f"{peers[s]:.1f}", rate, f"{peak[s]:.0f}", f"{imported:.0f}"])
-    if not turns:
-        goals.at_least(f"{name}: speed / PyTorch ({best})", peers[best] / weft, SPEED_GOALS[name])
+    speed = Ratio(steps[best], steps["weft"], turns)
+    goals.at_least(f"{name}: speed / PyTorch ({best}){speed.range}", speed.value, SPEED_GOALS[name])
     leanest = min((s for s in peak if s != "weft"), key=peak.get)
     memory = peak["weft"] / peak[leanest]
     if name.startswith("124m"):
@@ -118,10 +116,11 @@ def one_model(name, found, goals, settings_rows):
         rate, times = LLMC[name]
         what = f"{name}: speed / llm.c's {rate} tokens/s"
         goals.at_least(what, 1e3 * tokens / weft / rate, times)
-    untuned = [ms for s, ms in peers.items() if "tuned" not in s]
-    as_it_comes = f"{min(untuned) / weft:.2f}" if untuned else "-"
-    times = f"{peers[best] / weft:.2f}"
-    return row + [times, as_it_comes, f"{peak['weft']:.0f}", f"{memory:.2f}"]
+    untuned = [s for s in peers if "tuned" not in s]
+    as_it_comes = "-"
+    if untuned:
+        as_it_comes = f"{Ratio(steps[min(untuned, key=peers.get)], steps['weft'], turns).value:.2f}"
+    return row + [f"{speed.value:.2f}", as_it_comes, f"{peak['weft']:.0f}", f"{memory:.2f}"]
 
 
 def model_tables(found, goals):
