@@ -98,9 +98,8 @@ struct GptOptions : train::Options {
     model.fields(v);
     lora.fields(v);
     v("adapter", adapter,
-      "folder of an adapter to go on from, of PEFT or of a run with --lora-rank; with --init it "
-      "sets "
-      "the flags of LoRA",
+      "folder of an adapter to go on from, of PEFT or of a run with --lora-rank; with --init "
+      "it sets the flags of LoRA",
       any().needs(lora.rank > 0, "lora-rank").shown_first());
     balance.fields(v);
     train::Options::fields(v);
