@@ -25,7 +25,7 @@ namespace {
 constexpr std::int64_t kLongest = std::int64_t{1} << 30;
 constexpr int kNoteTag = 1;
 // Minimum timeout in seconds for MPI_Init, for busy machines.
-constexpr double kStart = 10;
+constexpr double kStart = 30;
 
 std::atomic<bool> doomed{false};
 
