@@ -168,6 +168,7 @@ TrainResult train(const TrainRun& run) {
         run.warmup);
   check(!run.kernels || !run.graph, "--kernels: needs --graph off, got on");
   check(run.steps > 0, "--steps: must be at least 1, got {}", run.steps);
+  check(run.pause == 0 || !device.is_cuda(), "--pause: needs --device cpu, got {}", run.device);
   const StepModel& model = step_model(run.model);
   const Batches batches(model, run.data_file);
   const train::Options options = options_of(run, model.batch);

@@ -82,16 +82,15 @@ class Ratio:
 
 
 def all_steps(found, name):
-    """Milliseconds of the steps of each program and of the floor, all of the rounds or one of each turn."""
-    if "turns" in found:
-        return dict(found["turns"])
+    """Milliseconds of the steps of each program and of the floor, in the rounds."""
     steps = {s: [ms for run in runs for ms in run["step_ms"]] for s, runs in found["runs"].items()}
     return {**steps, "floor": [f[f"{name}: floor"] for f in found["floors"]]}
 
 
 def one_model(name, found, goals, settings_rows):
     """The row of a model in the first table."""
-    steps, turns = all_steps(found, name), "turns" in found
+    rounds, turns = all_steps(found, name), "turns" in found
+    steps = found["turns"] if turns else rounds  # of the programs that are compared
     tokens = found["runs"]["weft"][0]["step_tokens"]
     weft, floor = (statistics.median(steps[s]) for s in ("weft", "floor"))
     over = Ratio(steps["weft"], steps["floor"], turns)
@@ -102,10 +101,11 @@ def one_model(name, found, goals, settings_rows):
     if not peers:
         return row + ["-"] * 4
     best = min(peers, key=peers.get)
-    for s in sorted(peers, key=peers.get):
+    every = {s: statistics.median({**rounds, **steps}[s]) for s in found["runs"] if s != "weft"}
+    for s in sorted(every, key=every.get):
         imported = found["runs"][s][0]["imported_rss_mib"]
-        rate = f"{1e3 * tokens / peers[s]:.0f}"
-        settings_rows.append([name, s, f"{peers[s]:.1f}", rate, f"{peak[s]:.0f}", f"{imported:.0f}"])
+        rate = f"{1e3 * tokens / every[s]:.0f}"
+        settings_rows.append([name, s, f"{every[s]:.1f}", rate, f"{peak[s]:.0f}", f"{imported:.0f}"])
     speed = Ratio(steps[best], steps["weft"], turns)
     goals.at_least(f"{name}: speed / PyTorch ({best}){speed.range}", speed.value, SPEED_GOALS[name])
     leanest = min((s for s in peak if s != "weft"), key=peak.get)

@@ -121,10 +121,7 @@ def missing_in_one_lane(folder):
     """Collectives of another lane complete meanwhile."""
     missing = "all_reduce 0 of group data, f32 [1000]: rank 1 did not come within 2 s: it "
     each(folder, "lane", missing + "has called nothing since all_reduce 7 of group world max f32")
-    # A rank that is stopped later than its peer asks, on a slow machine, has answered.
-    stop, = each(folder, "lane_stop", missing)
-    assert ("does not answer, so it was stopped or has died" in stop.stderr or
-            "it has called nothing since all_reduce 7 of group world max f32" in stop.stderr), stop.stderr
+    each(folder, "lane_stop", missing + "does not answer, so it was stopped or has died")
 
 
 def stopped_at_the_end(folder):
