@@ -1,6 +1,7 @@
 #include "weft/core/kernels/attention.h"
 
 #include "weft/core/cpu/attention_block.h"
+#include "weft/core/cpu/packed_product.h"
 #include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
 
@@ -18,12 +19,37 @@ struct Forward {
   std::int64_t ldq, ldk, ldv, ldy;
   Steps<T> steps;
 
+  // The rows of one key head.
+  struct KeyRows {
+    const T *k, *v;
+    std::int64_t ldk, ldv;
+  };
+
+  // Blocks [from, to) of one head.
+  void blocks(const Sequence& seq, std::int64_t head, std::int64_t from, std::int64_t to) const {
+    const std::int64_t d = a.head_dim, w = a.value_dim, kv = head / (a.heads / a.kv_heads);
+    const std::int64_t first = from * kQueryBlock, n = std::min(to * kQueryBlock, seq.t) - first;
+    KeyRows keys{k + seq.k0 * ldk + kv * d, v + seq.k0 * ldv + kv * w, ldk, ldv};
+    if (copies_rows(a, n)) {
+      const KeyRange range = seq.visible(a, first, n);
+      const std::int64_t rows = range.end;
+      if (auto* const own = static_cast<T*>(
+              packing_buffer(static_cast<std::size_t>(rows * (d + w)) * sizeof(T)))) {
+        const std::int64_t at = range.begin;
+        copy_rows(keys.k + at * ldk, ldk, rows - at, d, own + at * d, d);
+        copy_rows(keys.v + at * ldv, ldv, rows - at, w, own + rows * d + at * w, w);
+        keys = {own, own + rows * d, d, w};
+      }
+    }
+    for (std::int64_t b = from; b < to; ++b) block(seq, head, keys, b * kQueryBlock);
+  }
+
   // One block of queries of one head. Online softmax: loops over blocks of keys and updates each
   // query's largest score and sum of exponentials.
-  void block(const Sequence& seq, std::int64_t head, std::int64_t first) const {
+  void block(const Sequence& seq, std::int64_t head, const KeyRows& rows,
+             std::int64_t first) const {
     constexpr T kInf = std::numeric_limits<T>::infinity();
     const std::int64_t n = std::min(kQueryBlock, seq.t - first), d = a.head_dim, w = a.value_dim;
-    const std::int64_t kv = head / (a.heads / a.kv_heads);
     const KeyRange range = seq.visible(a, first, n);
     T* const yb = y + (seq.q0 + first) * ldy + head * w;
     alignas(64) T high[kQueryBlock], sum[kQueryBlock], p[kKeyBlock * kQueryBlock];
@@ -36,7 +62,7 @@ struct Forward {
     for (std::int64_t s = range.begin; s < range.end; s += kKeyBlock) {
       const std::int64_t m = std::min(kKeyBlock, range.end - s);
       const BlockKeys keys(seq, a, first, n, s, m);
-      queries.against(k + (seq.k0 + s) * ldk + kv * d, ldk, keys, steps, p);
+      queries.against(rows.k + s * rows.ldk, rows.ldk, keys, steps, p);
       for (int g = 0; g < kGroups; ++g) {
         if (keys.empty(g)) continue;
         const std::int64_t at = g * kLanes;
@@ -46,11 +72,11 @@ struct Forward {
           if (shrink[i] != T(1)) steps.scale(yb + (at + i) * ldy, w, shrink[i]);
         if (a.dropout > 0) drop(seq, head, first + at, s, keys[g], p + at);
       }
-      const T* const vb = v + (seq.k0 + s) * ldv + kv * w;
+      const T* const vb = rows.v + s * rows.ldv;
       keys.by_queries([&](int g, int groups, std::int64_t key, std::int64_t count) {
         // Groups that see the same keys here started at the same block, or have not started yet.
         const std::int64_t at = g * kLanes;
-        steps.product(p + key * kQueryBlock + at, 1, kQueryBlock, vb + key * ldv, ldv,
+        steps.product(p + key * kQueryBlock + at, 1, kQueryBlock, vb + key * rows.ldv, rows.ldv,
                       yb + at * ldy, ldy, std::min(n - at, groups * kLanes), w, count, started[g]);
         std::fill_n(started + g, groups, true);
       });
@@ -96,11 +122,11 @@ void attention_fwd(const AttentionIn& in, const AttentionSpec& a, const Attentio
                        .steps = {}};
     const std::int64_t work = a.batch * a.heads * a.queries * (a.keys + 1) / items * a.head_dim / 4;
     parallel_for(items, work + 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
+      for (std::int64_t i = begin, next; i < end; i = next) {
+        next = std::min(end, (i / blocks + 1) * blocks);  // where the head ends
         const Sequence seq = Sequence::at(a, cu, i / (a.heads * blocks));
-        const std::int64_t head = i / blocks % a.heads, from = cu ? 0 : i % blocks;
-        const std::int64_t to = cu ? query_blocks(seq.t) : from + 1;
-        for (std::int64_t b = from; b < to; ++b) f.block(seq, head, b * kQueryBlock);
+        const std::int64_t head = i / blocks % a.heads, from = i % blocks;
+        f.blocks(seq, head, from, cu ? query_blocks(seq.t) : from + next - i);
       }
     });
   };

@@ -62,6 +62,20 @@ inline std::uint64_t dropout_number(const AttentionSpec& a, const Sequence& seq,
          static_cast<std::uint64_t>(row * a.keys + seq.k0 - seq.batch * a.keys + begin);
 }
 
+/// Whether to copy the rows of a key that this many queries see. The rows of one head are far
+/// apart: those of a token's heads lie together. Where the distance is a multiple of a large power
+/// of two they share few sets of a cache; copies pay where more than a few blocks of queries meet
+/// them.
+inline bool copies_rows(const AttentionSpec& a, std::int64_t queries) {
+  return (a.window > 0 ? std::min(queries, a.window) : queries) > 4 * kQueryBlock;
+}
+
+template <class T>
+void copy_rows(const T* from, std::int64_t ld_from, std::int64_t rows, std::int64_t n, T* to,
+               std::int64_t ld_to) {
+  for (std::int64_t i = 0; i < rows; ++i) std::copy_n(from + i * ld_from, n, to + i * ld_to);
+}
+
 /// x (keys, 16), rows of a block of scores, times factors.
 template <class T>
 void multiply_lanes(T* x, const T* factors, std::int64_t keys) {

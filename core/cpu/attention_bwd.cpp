@@ -1,4 +1,5 @@
 #include "weft/core/cpu/attention_block.h"
+#include "weft/core/cpu/packed_product.h"
 #include "weft/core/kernels/attention.h"
 #include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
@@ -23,70 +24,124 @@ struct BackwardPass {
   std::int64_t lddq, lddk, lddv;
   Steps<T> steps;
 
+  // The rows of one key head. Those of a token's heads lie next to each other, so that a head's
+  // rows are far apart.
+  struct KeyRows {
+    const T *k, *v;
+    T *dk, *dv;
+    std::int64_t ldk, ldv, lddk, lddv;
+  };
+  // The rows of one query head, from the first query of a block.
+  struct QueryRows {
+    const T *q, *dy;
+    T* dq;
+    std::int64_t ldq, lddy, lddq;
+  };
+
   // One key head of one sequence: the only writer of its dk and dv, and of dq of its query heads.
   void group(const Sequence& seq, std::int64_t kv) const {
-    const std::int64_t d = a.head_dim, w = a.value_dim, share = a.heads / a.kv_heads;
+    const std::int64_t d = a.head_dim, w = a.value_dim;
+    const KeyRows given{.k = k + seq.k0 * ldk + kv * d,
+                        .v = v + seq.k0 * ldv + kv * w,
+                        .dk = dk + seq.k0 * lddk + kv * d,
+                        .dv = dv + seq.k0 * lddv + kv * w,
+                        .ldk = ldk,
+                        .ldv = ldv,
+                        .lddk = lddk,
+                        .lddv = lddv};
+    const std::int64_t keys = seq.s * (d + w), block = kQueryBlock * (2 * d + w);
+    T* const room = copies_rows(a, seq.t)
+                        ? static_cast<T*>(packing_buffer(
+                              static_cast<std::size_t>(block + 2 * keys) * sizeof(T)))
+                        : nullptr;
+    if (room == nullptr) return heads(seq, kv, given, nullptr);
+    T *const own_k = room + block, *const own_v = own_k + seq.s * d;
+    T *const own_dk = own_k + keys, *const own_dv = own_v + keys;
+    copy_rows(given.k, ldk, seq.s, d, own_k, d);
+    copy_rows(given.v, ldv, seq.s, w, own_v, w);
+    heads(seq, kv, {own_k, own_v, own_dk, own_dv, d, w, d, w}, room);
+    copy_rows(own_dk, d, seq.s, d, given.dk, lddk);
+    copy_rows(own_dv, w, seq.s, w, given.dv, lddv);
+  }
+
+  // The query heads of a key head.
+  void heads(const Sequence& seq, std::int64_t kv, const KeyRows& rows, T* room) const {
+    const std::int64_t share = a.heads / a.kv_heads;
     // Without a window the last query sees every key: its block runs first and writes dk and dv;
     // the other blocks add to them.
     const bool writes = a.window == 0 && seq.t > 0;
     for (std::int64_t s = 0; !writes && s < seq.s; ++s) {
-      std::fill_n(dk + (seq.k0 + s) * lddk + kv * d, d, T(0));
-      std::fill_n(dv + (seq.k0 + s) * lddv + kv * w, w, T(0));
+      std::fill_n(rows.dk + s * rows.lddk, a.head_dim, T(0));
+      std::fill_n(rows.dv + s * rows.lddv, a.value_dim, T(0));
     }
     if (seq.t == 0) return;
     const std::int64_t last = (seq.t - 1) / kQueryBlock * kQueryBlock;
     for (std::int64_t head = kv * share; head < (kv + 1) * share; ++head) {
-      block(seq, head, kv, last, !writes || head > kv * share);
+      block(seq, head, rows, last, !writes || head > kv * share, room);
       for (std::int64_t first = 0; first < last; first += kQueryBlock)
-        block(seq, head, kv, first, true);
+        block(seq, head, rows, first, true, room);
     }
   }
 
-  // One block of queries: recomputes the probabilities from scores and lse.
-  void block(const Sequence& seq, std::int64_t head, std::int64_t kv, std::int64_t first,
-             bool add) const {
+  // One block of queries: recomputes the probabilities from scores and lse. Copies its rows to
+  // `room`, if there is any.
+  void block(const Sequence& seq, std::int64_t head, const KeyRows& key_rows, std::int64_t first,
+             bool add, T* room) const {
     const std::int64_t n = std::min(kQueryBlock, seq.t - first), d = a.head_dim, w = a.value_dim;
     const KeyRange range = seq.visible(a, first, n);
-    const T* const qb = q + (seq.q0 + first) * ldq + head * d;
     const std::int64_t at = (seq.q0 + first) * ldy + head * w;
-    const T* const dyb = dy + at;
-    T* const dqb = dq + (seq.q0 + first) * lddq + head * d;
+    QueryRows rows{.q = q + (seq.q0 + first) * ldq + head * d,
+                   .dy = dy + at,
+                   .dq = dq + (seq.q0 + first) * lddq + head * d,
+                   .ldq = ldq,
+                   .lddy = ldy,
+                   .lddq = lddq};
+    T* const given_dq = rows.dq;
+    if (room != nullptr) {
+      T *const own_q = room, *const own_dy = own_q + kQueryBlock * d;
+      copy_rows(rows.q, ldq, n, d, own_q, d);
+      copy_rows(rows.dy, ldy, n, w, own_dy, w);
+      rows = {own_q, own_dy, own_dy + kQueryBlock * w, d, w, d};
+    }
     T delta[kQueryBlock] = {}, shift[kQueryBlock] = {};
     bool started[kGroups] = {};
     std::copy_n(
         lse + (seq.batch * a.heads + head) * a.queries + seq.q0 - seq.batch * a.queries + first, n,
         shift);
-    for (std::int64_t i = 0; i < n; ++i) delta[i] = steps.dot(dyb + i * ldy, y + at + i * ldy, w);
-    LaneScores<T> queries(qb, ldq, n, d, static_cast<T>(a.scale), steps);
-    LaneScores<T> grads(dyb, ldy, n, w, T(1), steps);
+    for (std::int64_t i = 0; i < n; ++i)
+      delta[i] = steps.dot(rows.dy + i * rows.lddy, y + at + i * ldy, w);
+    LaneScores<T> queries(rows.q, rows.ldq, n, d, static_cast<T>(a.scale), steps);
+    LaneScores<T> grads(rows.dy, rows.lddy, n, w, T(1), steps);
 
     alignas(64) T p[kKeyBlock * kQueryBlock], dp[kKeyBlock * kQueryBlock];
     for (std::int64_t s = range.begin; s < range.end; s += kKeyBlock) {
       const BlockKeys keys(seq, a, first, n, s, std::min(kKeyBlock, range.end - s));
-      const T* const kb = k + (seq.k0 + s) * ldk + kv * d;
-      queries.against(kb, ldk, keys, steps, p);
-      grads.against(v + (seq.k0 + s) * ldv + kv * w, ldv, keys, steps, dp);
+      const T* const kb = key_rows.k + s * key_rows.ldk;
+      queries.against(kb, key_rows.ldk, keys, steps, p);
+      grads.against(key_rows.v + s * key_rows.ldv, key_rows.ldv, keys, steps, dp);
       for (int g = 0; g < kGroups; ++g)
         if (!keys.empty(g)) score_gradients(seq, head, first, s, keys, g, delta, shift, p, dp);
 
-      T* const dkb = dk + (seq.k0 + s) * lddk + kv * d;
-      T* const dvb = dv + (seq.k0 + s) * lddv + kv * w;
+      T* const dkb = key_rows.dk + s * key_rows.lddk;
+      T* const dvb = key_rows.dv + s * key_rows.lddv;
       keys.by_keys([&](std::int64_t j, std::int64_t count, std::int64_t i, std::int64_t lanes) {
         const std::int64_t from = j * kQueryBlock + i, depth = std::min(lanes, n - i);
-        steps.product(p + from, kQueryBlock, 1, dyb + i * ldy, ldy, dvb + j * lddv, lddv, count, w,
-                      depth, add);
-        steps.product(dp + from, kQueryBlock, 1, qb + i * ldq, ldq, dkb + j * lddk, lddk, count, d,
-                      depth, add);
+        steps.product(p + from, kQueryBlock, 1, rows.dy + i * rows.lddy, rows.lddy,
+                      dvb + j * key_rows.lddv, key_rows.lddv, count, w, depth, add);
+        steps.product(dp + from, kQueryBlock, 1, rows.q + i * rows.ldq, rows.ldq,
+                      dkb + j * key_rows.lddk, key_rows.lddk, count, d, depth, add);
       });
       keys.by_queries([&](int g, int groups, std::int64_t key, std::int64_t count) {
         const std::int64_t i = g * kLanes;
-        steps.product(dp + key * kQueryBlock + i, 1, kQueryBlock, kb + key * ldk, ldk,
-                      dqb + i * lddq, lddq, std::min(n - i, groups * kLanes), d, count, started[g]);
+        steps.product(dp + key * kQueryBlock + i, 1, kQueryBlock, kb + key * key_rows.ldk,
+                      key_rows.ldk, rows.dq + i * rows.lddq, rows.lddq,
+                      std::min(n - i, groups * kLanes), d, count, started[g]);
         std::fill_n(started + g, groups, true);
       });
     }
     for (std::int64_t i = 0; i < n; ++i)
-      if (!started[i / kLanes]) std::fill_n(dqb + i * lddq, d, T(0));
+      if (!started[i / kLanes]) std::fill_n(rows.dq + i * rows.lddq, d, T(0));
+    if (room != nullptr) copy_rows(rows.dq, d, n, d, given_dq, lddq);
   }
 
   // In a group of queries, p becomes the probabilities that dv needs and dp the gradient of the
