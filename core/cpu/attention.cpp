@@ -1,7 +1,6 @@
 #include "weft/core/kernels/attention.h"
 
 #include "weft/core/cpu/attention_block.h"
-#include "weft/core/cpu/packed_product.h"
 #include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
 
@@ -30,16 +29,12 @@ struct Forward {
     const std::int64_t d = a.head_dim, w = a.value_dim, kv = head / (a.heads / a.kv_heads);
     const std::int64_t first = from * kQueryBlock, n = std::min(to * kQueryBlock, seq.t) - first;
     KeyRows keys{k + seq.k0 * ldk + kv * d, v + seq.k0 * ldv + kv * w, ldk, ldv};
-    if (copies_rows(a, n)) {
-      const KeyRange range = seq.visible(a, first, n);
-      const std::int64_t rows = range.end;
-      if (auto* const own = static_cast<T*>(
-              packing_buffer(static_cast<std::size_t>(rows * (d + w)) * sizeof(T)))) {
-        const std::int64_t at = range.begin;
-        copy_rows(keys.k + at * ldk, ldk, rows - at, d, own + at * d, d);
-        copy_rows(keys.v + at * ldv, ldv, rows - at, w, own + rows * d + at * w, w);
-        keys = {own, own + rows * d, d, w};
-      }
+    const auto [begin, end] = seq.visible(a, first, n);
+    if (T* const own_k = room_for_rows<T>(a, n, end * (d + w))) {
+      T* const own_v = own_k + end * d;
+      copy_rows(keys.k + begin * ldk, ldk, end - begin, d, own_k + begin * d, d);
+      copy_rows(keys.v + begin * ldv, ldv, end - begin, w, own_v + begin * w, w);
+      keys = {own_k, own_v, d, w};
     }
     for (std::int64_t b = from; b < to; ++b) block(seq, head, keys, b * kQueryBlock);
   }

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "weft/core/cpu/gemm_small.h"
+#include "weft/core/cpu/packed_product.h"
 #include "weft/core/cpu/simd.h"
 #include "weft/core/kernels/attention.h"
 
@@ -62,12 +63,18 @@ inline std::uint64_t dropout_number(const AttentionSpec& a, const Sequence& seq,
          static_cast<std::uint64_t>(row * a.keys + seq.k0 - seq.batch * a.keys + begin);
 }
 
-/// Whether to copy the rows of a key that this many queries see. The rows of one head are far
-/// apart: those of a token's heads lie together. Where the distance is a multiple of a large power
-/// of two they share few sets of a cache; copies pay where more than a few blocks of queries meet
-/// them.
-inline bool copies_rows(const AttentionSpec& a, std::int64_t queries) {
-  return (a.window > 0 ? std::min(queries, a.window) : queries) > 4 * kQueryBlock;
+/// Memory for `n` numbers of copies of one head's rows, whose keys this many queries see; null
+/// where the rows stay where they are. The rows of one head are far apart: those of a token's heads
+/// lie together. Where the distance is a multiple of a large power of two they share few sets of a
+/// cache; copies pay where more than a few blocks of queries meet them.
+template <class T>
+T* room_for_rows(const AttentionSpec& a, std::int64_t queries, std::int64_t n) {
+  constexpr std::int64_t kFewQueries = 4 * kQueryBlock;
+  constexpr std::size_t kMostBytes = std::size_t{8} << 20;  // a thread keeps them
+  const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(T);
+  if ((a.window > 0 ? std::min(queries, a.window) : queries) <= kFewQueries || bytes > kMostBytes)
+    return nullptr;
+  return static_cast<T*>(packing_buffer(bytes));
 }
 
 template <class T>

@@ -1,5 +1,4 @@
 #include "weft/core/cpu/attention_block.h"
-#include "weft/core/cpu/packed_product.h"
 #include "weft/core/kernels/attention.h"
 #include "weft/core/kernels/operand.h"
 #include "weft/core/parallel.h"
@@ -50,10 +49,7 @@ struct BackwardPass {
                         .lddk = lddk,
                         .lddv = lddv};
     const std::int64_t keys = seq.s * (d + w), block = kQueryBlock * (2 * d + w);
-    T* const room = copies_rows(a, seq.t)
-                        ? static_cast<T*>(packing_buffer(
-                              static_cast<std::size_t>(block + 2 * keys) * sizeof(T)))
-                        : nullptr;
+    T* const room = room_for_rows<T>(a, seq.t, block + 2 * keys);
     if (room == nullptr) return heads(seq, kv, given, nullptr);
     T *const own_k = room + block, *const own_v = own_k + seq.s * d;
     T *const own_dk = own_k + keys, *const own_dv = own_v + keys;
