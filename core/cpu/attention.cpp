@@ -18,23 +18,24 @@ struct Forward {
   std::int64_t ldq, ldk, ldv, ldy;
   Steps<T> steps;
 
-  // The rows of one key head.
+  // The rows of one key head, from key `first` of the sequence on.
   struct KeyRows {
     const T *k, *v;
-    std::int64_t ldk, ldv;
+    std::int64_t ldk, ldv, first;
   };
 
   // Blocks [from, to) of one head.
   void blocks(const Sequence& seq, std::int64_t head, std::int64_t from, std::int64_t to) const {
     const std::int64_t d = a.head_dim, w = a.value_dim, kv = head / (a.heads / a.kv_heads);
     const std::int64_t first = from * kQueryBlock, n = std::min(to * kQueryBlock, seq.t) - first;
-    KeyRows keys{k + seq.k0 * ldk + kv * d, v + seq.k0 * ldv + kv * w, ldk, ldv};
+    KeyRows keys{k + seq.k0 * ldk + kv * d, v + seq.k0 * ldv + kv * w, ldk, ldv, 0};
     const auto [begin, end] = seq.visible(a, first, n);
-    if (T* const own_k = room_for_rows<T>(a, n, end * (d + w))) {
-      T* const own_v = own_k + end * d;
-      copy_rows(keys.k + begin * ldk, ldk, end - begin, d, own_k + begin * d, d);
-      copy_rows(keys.v + begin * ldv, ldv, end - begin, w, own_v + begin * w, w);
-      keys = {own_k, own_v, d, w};
+    const std::int64_t rows = end - begin;
+    if (T* const own_k = room_for_rows<T>(a, n, rows * (d + w))) {
+      T* const own_v = own_k + rows * d;
+      copy_rows(keys.k + begin * ldk, ldk, rows, d, own_k, d);
+      copy_rows(keys.v + begin * ldv, ldv, rows, w, own_v, w);
+      keys = {own_k, own_v, d, w, begin};
     }
     for (std::int64_t b = from; b < to; ++b) block(seq, head, keys, b * kQueryBlock);
   }
@@ -57,7 +58,7 @@ struct Forward {
     for (std::int64_t s = range.begin; s < range.end; s += kKeyBlock) {
       const std::int64_t m = std::min(kKeyBlock, range.end - s);
       const BlockKeys keys(seq, a, first, n, s, m);
-      queries.against(rows.k + s * rows.ldk, rows.ldk, keys, steps, p);
+      queries.against(rows.k + (s - rows.first) * rows.ldk, rows.ldk, keys, steps, p);
       for (int g = 0; g < kGroups; ++g) {
         if (keys.empty(g)) continue;
         const std::int64_t at = g * kLanes;
@@ -67,7 +68,7 @@ struct Forward {
           if (shrink[i] != T(1)) steps.scale(yb + (at + i) * ldy, w, shrink[i]);
         if (a.dropout > 0) drop(seq, head, first + at, s, keys[g], p + at);
       }
-      const T* const vb = rows.v + s * rows.ldv;
+      const T* const vb = rows.v + (s - rows.first) * rows.ldv;
       keys.by_queries([&](int g, int groups, std::int64_t key, std::int64_t count) {
         // Groups that see the same keys here started at the same block, or have not started yet.
         const std::int64_t at = g * kLanes;

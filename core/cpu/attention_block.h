@@ -63,18 +63,21 @@ inline std::uint64_t dropout_number(const AttentionSpec& a, const Sequence& seq,
          static_cast<std::uint64_t>(row * a.keys + seq.k0 - seq.batch * a.keys + begin);
 }
 
-/// Memory for `n` numbers of copies of one head's rows, whose keys this many queries see; null
-/// where the rows stay where they are. The rows of one head are far apart: those of a token's heads
-/// lie together. Where the distance is a multiple of a large power of two they share few sets of a
-/// cache; copies pay where more than a few blocks of queries meet them.
+/// Memory for copies of the keys that `queries` see, `n` numbers, and for `more` numbers; null
+/// where the keys stay where they are. A tensor holds all heads of one token, then those of the
+/// next, so the rows of one head are far apart. Where the distance is a multiple of a large power
+/// of two they share few sets of a cache. Copies pay where more than a few blocks of queries meet a
+/// key.
 template <class T>
-T* room_for_rows(const AttentionSpec& a, std::int64_t queries, std::int64_t n) {
+T* room_for_rows(const AttentionSpec& a, std::int64_t queries, std::int64_t n,
+                 std::int64_t more = 0) {
   constexpr std::int64_t kFewQueries = 4 * kQueryBlock;
-  constexpr std::size_t kMostBytes = std::size_t{8} << 20;  // a thread keeps them
-  const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(T);
-  if ((a.window > 0 ? std::min(queries, a.window) : queries) <= kFewQueries || bytes > kMostBytes)
+  constexpr std::int64_t kMostBytes = 8 << 20;  // a thread keeps them
+  constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+  if ((a.window > 0 ? std::min(queries, a.window) : queries) <= kFewQueries ||
+      n * kSize > kMostBytes)
     return nullptr;
-  return static_cast<T*>(packing_buffer(bytes));
+  return static_cast<T*>(packing_buffer(static_cast<std::size_t>((n + more) * kSize)));
 }
 
 template <class T>

@@ -23,8 +23,7 @@ struct BackwardPass {
   std::int64_t lddq, lddk, lddv;
   Steps<T> steps;
 
-  // The rows of one key head. Those of a token's heads lie next to each other, so that a head's
-  // rows are far apart.
+  // The rows of one key head.
   struct KeyRows {
     const T *k, *v;
     T *dk, *dv;
@@ -49,7 +48,7 @@ struct BackwardPass {
                         .lddk = lddk,
                         .lddv = lddv};
     const std::int64_t keys = seq.s * (d + w), block = kQueryBlock * (2 * d + w);
-    T* const room = room_for_rows<T>(a, seq.t, block + 2 * keys);
+    T* const room = room_for_rows<T>(a, seq.t, 2 * keys, block);
     if (room == nullptr) return heads(seq, kv, given, nullptr);
     T *const own_k = room + block, *const own_v = own_k + seq.s * d;
     T *const own_dk = own_k + keys, *const own_dv = own_v + keys;

@@ -8,8 +8,9 @@
 
 namespace weft::cpu {
 
-/// This thread's memory for packed operands, at least `bytes` (a few MB), valid until the next call
-/// and kept until the thread ends; null when the system has no memory left.
+/// This thread's memory for packed operands, at least `bytes` (a few MB), kept until the thread
+/// ends and valid until the next call, which every packed_product() makes; null when the system has
+/// no memory left.
 void* packing_buffer(std::size_t bytes);
 
 /// The cut of a product into blocks that stay in the caches: rows and inner lengths of a block of

@@ -104,9 +104,11 @@ def failure(case):
 def main(cases, at_once=1):
     """`at_once`: how many cases run side by side; for cases that wait for deadlines most of their time.
     WEFT_TEST_RUNS repeats them all, for faults that depend on timing."""
-    # A shell ignores SIGINT for jobs in the background, nohup SIGHUP; programs inherit both, and some cases send them.
+    # A shell ignores SIGINT for jobs in the background, nohup SIGHUP. Programs would inherit that, and some cases send
+    # them both; a handler in Python is not inherited.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     cases = cases * int(os.environ.get("WEFT_TEST_RUNS", "1"))
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         failures = [said for said in pool.map(failure, cases) if said]

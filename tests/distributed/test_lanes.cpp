@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <iterator>
+#include <latch>
 #include <string>
 #include <thread>
 #include <vector>
@@ -244,12 +245,18 @@ TEST_CASE("lanes: a failure in one lane ends the collectives of all") {
 
 TEST_CASE("lanes: a timeout names the collective of the lane that hangs, and the dump its lane") {
   std::string dump;
+  // Rank 1 waits for rank 0 only when the other lane already waits: the latter ends first.
+  std::latch hanging(1);
   const std::string why = failure(2,
                                   [&](World& w) {
                                     const auto data = all_in(w, Lane::data);
                                     const Tensor x = Tensor::ones({8});
                                     Work hangs;
-                                    if (w.rank() == 0) hangs = data->all_reduce(x);
+                                    if (w.rank() == 0) {
+                                      hangs = data->all_reduce(x);
+                                      hanging.count_down();
+                                    }
+                                    hanging.wait();
                                     try {
                                       for (;;) w.all().all_reduce(x, Reduce::max).wait();
                                     } catch (const Error&) {
