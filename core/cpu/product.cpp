@@ -19,15 +19,13 @@ ProductEngine engine_of(std::string_view name) {
   return simd().panels<float>().fast ? ProductEngine::packed : ProductEngine::loops;
 }
 
-// By instruction set and maker, not by a measurement at run time: two runs on one machine have the
-// same bits. With AVX2 the packed product is faster than oneDNN, except on Intel's processors, for
-// which oneDNN's kernels are written; with AVX-512 it is not, and without fused multiply-adds it is
-// slow (docs/performance.md).
+// By instruction set, not by a measurement at run time: two runs on one machine have the same bits.
+// With AVX2 the packed product is faster than oneDNN; with AVX-512 it is not, and without fused
+// multiply-adds it is slow (docs/performance.md).
 ProductEngine standard_engine() {
   if (const char* const wanted = std::getenv("WEFT_GEMM"); wanted && *wanted)
     return engine_of(wanted);
-  const bool own =
-      !WEFT_USE_ONEDNN || (std::string_view(simd().name) == "avx2" && !__builtin_cpu_is("intel"));
+  const bool own = !WEFT_USE_ONEDNN || std::string_view(simd().name) == "avx2";
   return engine_of(own ? "weft" : "onednn");
 }
 

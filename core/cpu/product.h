@@ -91,9 +91,8 @@ bool multiplies_bf16();
 enum class ProductEngine { loops, packed, library };
 
 /// What computes f32 products that are not small, and bf16 ones where multiplies_bf16(): the
-/// environment variable WEFT_GEMM, weft or onednn; without it weft in builds without oneDNN and
-/// with AVX2 on processors other than Intel's, else onednn. Throws Error if this build has no
-/// oneDNN.
+/// environment variable WEFT_GEMM, weft or onednn; without it weft with AVX2 and in builds without
+/// oneDNN, else onednn. Throws Error if this build has no oneDNN.
 ProductEngine gemm_engine();
 /// Selects weft or onednn for the process, for tests and measurements.
 void set_gemm_engine(const char* name);
