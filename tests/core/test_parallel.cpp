@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -241,6 +240,18 @@ TEST_CASE("parallel: each thread has a signal stack and keeps an existing one") 
 
 namespace {
 
+// Waits for the child; kills it after 30 s, if not even its alarm ended it.
+int status_of(pid_t child) {
+  int status = 0;
+  for (int ms = 0; ms < 30'000; ++ms) {
+    if (waitpid(child, &status, WNOHANG) == child) return status;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  kill(child, SIGKILL);
+  CHECK(waitpid(child, &status, 0) == child);
+  return status;
+}
+
 // Prints where a stuck child waits.
 void print_stack_and_exit(int) {
   void* calls[64];
@@ -273,7 +284,7 @@ TEST_CASE("parallel: a child of fork() runs its loops alone and waits for no wor
     const pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-      std::signal(SIGALRM, print_stack_and_exit);
+      signal(SIGALRM, print_stack_and_exit);
       alarm(20);
       std::atomic<std::int64_t> sum{0};
       const std::thread::id here = std::this_thread::get_id();
@@ -288,8 +299,7 @@ TEST_CASE("parallel: a child of fork() runs its loops alone and waits for no wor
       manual_seed(2);
       _exit(sum == 96 && alone ? 0 : 1);
     }
-    int status = 0;
-    CHECK(waitpid(child, &status, 0) == child);
+    const int status = status_of(child);
     INFO("child " << i << " of 100: 1 is a wrong sum or another thread, 2 a child stuck for 20 s");
     CHECK(WIFEXITED(status));
     CHECK(WEXITSTATUS(status) == 0);

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <chrono>
+#include <latch>
 #include <string>
 #include <thread>
 
@@ -118,10 +119,13 @@ TEST_CASE("nccl: a missing rank is reported after the timeout") {
 
 TEST_CASE("nccl: a rank that throws stops the others at once") {
   std::string heard;
+  std::latch connected(2);  // rank 1 must not leave while rank 0 connects
   CHECK(test::error_of([&] {
           over_nccl(2, [&](World& w, Device gpu) {
             const Tensor x = Tensor::ones({4}, DType::f32, gpu);
             w.all().all_reduce(x).wait();
+            x.to(kCpu);
+            connected.arrive_and_wait();
             if (w.rank() == 1) throw Error("out of patience");
             heard = test::error_of([&] {
               w.all().all_reduce(x).wait();
