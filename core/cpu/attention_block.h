@@ -64,10 +64,9 @@ inline std::uint64_t dropout_number(const AttentionSpec& a, const Sequence& seq,
 }
 
 /// Memory for copies of the keys that `queries` see, `n` numbers, and for `more` numbers; null
-/// where the keys stay where they are. A tensor holds all heads of one token, then those of the
-/// next, so the rows of one head are far apart. Where the distance is a multiple of a large power
-/// of two they share few sets of a cache. Copies pay where more than a few blocks of queries meet a
-/// key.
+/// where copies do not pay. A tensor stores the heads of a token side by side, so consecutive rows
+/// of one head are far apart. Where that distance is a multiple of a large power of two, the rows
+/// share few sets of a cache. Copies pay where more than a few blocks of queries meet a key.
 template <class T>
 T* room_for_rows(const AttentionSpec& a, std::int64_t queries, std::int64_t n,
                  std::int64_t more = 0) {
