@@ -1,7 +1,5 @@
 #include <immintrin.h>
 
-#include <utility>
-
 #include "weft/core/cpu/simd.h"
 
 // The row kernels for avx512. They live in a namespace of their own and use no std template: the

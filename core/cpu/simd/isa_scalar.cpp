@@ -1,5 +1,3 @@
-#include <utility>
-
 #include "weft/core/cpu/simd.h"
 
 // The row kernels for plain C++. They live in a namespace of their own and use no std template: the
