@@ -16,6 +16,7 @@
 #include "weft/core/cgroup.h"
 #include "weft/core/error.h"
 #include "weft/distributed/deadline.h"
+#include "weft/distributed/process_watch.h"
 #include "weft/distributed/processor_share.h"
 
 namespace weft::distributed {
@@ -28,6 +29,8 @@ constexpr int kNoteTag = 1;
 constexpr double kStart = 30;
 
 std::atomic<bool> doomed{false};
+// A process has ended, so the launcher ends the others itself.
+std::atomic<bool> launcher_ends_all{false};
 
 [[noreturn]] void end_all(int status) {
   int finalised = 0;
@@ -40,6 +43,7 @@ std::atomic<bool> doomed{false};
 // failed job must not be 0.
 void at_exit(int status, void*) {
   if (!doomed) return;
+  if (launcher_ends_all) std::_Exit(status ? status : 1);
   // The other ranks learned of the failure at the same time and may still print a line. They take
   // turns to abort, since one is enough: Open MPI's mpirun may hang when several do at once.
   int rank = 0, finalised = 0;
@@ -98,6 +102,7 @@ struct MpiMessages::State {
     MPI_Request request = MPI_REQUEST_NULL;
   };
   std::list<Telling> telling;
+  ProcessWatch neighbours;  // the other ranks of this machine
 
   void listen() {
     ok(MPI_Irecv(&incoming, sizeof incoming, MPI_BYTE, MPI_ANY_SOURCE, kNoteTag, notes, &listening),
@@ -146,10 +151,20 @@ MpiMessages::MpiMessages(double timeout_s, std::function<void()> too_late)
   int neighbours = 1, own = 0;
   MPI_Comm_size(machine, &neighbours);
   MPI_Comm_rank(machine, &own);
-  std::vector<Processors> allowed(static_cast<std::size_t>(neighbours));
-  const Processors mine = own_processors();
-  ok(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, allowed.data(), sizeof mine, MPI_BYTE, machine),
+  struct Neighbour {
+    Processors allowed;
+    int rank = 0;
+    ProcessWatch::Process process;
+  };
+  std::vector<Neighbour> all(static_cast<std::size_t>(neighbours));
+  const Neighbour mine{own_processors(), s.rank, ProcessWatch::Process::own()};
+  ok(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, machine),
      "MPI_Allgather");
+  std::vector<Processors> allowed;
+  for (const Neighbour& n : all) {
+    allowed.push_back(n.allowed);
+    if (n.rank != s.rank) s.neighbours.add(n.rank, n.process);
+  }
   s.processors = processor_share(allowed, static_cast<std::size_t>(own));
   // A quota applies to all ranks together: a job on one machine is started in one cgroup.
   if (const auto quota = weft::detail::cgroup_limits().processors)
@@ -273,9 +288,16 @@ bool MpiMessages::hear(Note& note) {
   }
   int came = 0;
   ok(MPI_Test(&s.listening, &came, MPI_STATUS_IGNORE), "MPI_Test");
-  if (!came) return false;
-  note = s.incoming;
-  s.listen();
+  if (came) {
+    note = s.incoming;
+    s.listen();
+    return true;
+  }
+  const int rank = s.neighbours.ended();
+  if (rank < 0) return false;
+  launcher_ends_all = true;
+  note = {.kind = Note::Kind::lost, .from = rank};
+  note.set_text("its process has ended");
   return true;
 }
 

@@ -7,7 +7,8 @@
 
 namespace weft::distributed {
 
-/// Messages over MPI: all that Weft uses of it. The constructor initializes MPI unless the program
+/// Messages over MPI: all that Weft uses of it. MPI does not tell that a process has ended: hear()
+/// tells it of the ranks of this machine. The constructor initializes MPI unless the program
 /// has done so; finish() finalizes it.
 class MpiMessages : public Messages {
  public:
@@ -32,8 +33,8 @@ class MpiMessages : public Messages {
   bool hear(Note& note) override;
   /// Finalizes MPI if it was initialized here.
   void finish() override;
-  /// From now on this process ends with MPI_Abort and a nonzero status, because the other ranks
-  /// cannot be left waiting for it.
+  /// From now on this process ends with a nonzero status, and with MPI_Abort, because the other
+  /// ranks cannot be left waiting for it. After a process was lost the launcher ends them.
   void doom() override;
   /// Ends every rank.
   [[noreturn]] void abort(int status) override;

@@ -12,3 +12,15 @@ def command(ranks, program, *args):
 def run_ranks(ranks, program, *args, timeout=120):
     return subprocess.run(command(ranks, program, *args), capture_output=True, text=True, errors="replace",
                           timeout=timeout)
+
+
+def said_in_time(start, folder, *parts, attempts=5):
+    """Runs the job `start(folder)` until one of its lines has all of `parts`; returns it with its folder. mpirun kills
+    the ranks of a job that has lost one after two seconds, in which they print nothing on a machine that stands still."""
+    for attempt in range(attempts):
+        own = pathlib.Path(folder, f"attempt{attempt}")
+        own.mkdir(parents=True)
+        done = start(own)
+        if any(all(part in line for part in parts) for line in done.stderr.splitlines()):
+            return done, own
+    raise AssertionError((parts, done))

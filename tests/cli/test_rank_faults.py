@@ -7,14 +7,14 @@ import time
 
 from support import BIN, main, metrics, run, text, train
 from support_faults import Job
-from support_mpi import command
+from support_mpi import command, said_in_time
 
 SMALL = ["--layers", "2", "--heads", "2", "--dim", "32", "--seq", "32", "--batch", "4",
          "--val-fraction", "0.01", "--threads", "1"]
 
 
 def flags(folder, out, *args):
-    return ["--data", text(folder), "--out", f"{folder}/{out}", *SMALL, "--save-every", "1", "--schedule", "constant",
+    return ["--data", text(folder), "--out", str(pathlib.Path(folder, out)), *SMALL, "--save-every", "1", "--schedule", "constant",
             *args]
 
 
@@ -40,18 +40,25 @@ def end(process, seconds):
         raise AssertionError("the job did not end")
 
 
-def killed_at(folder, out, ranks, victim, when, *args, program="train_gpt"):
-    """The victim's process is killed in step 3; earlier checkpoints and metrics survive."""
-    job = Job(command(ranks, BIN / program, *flags(folder, out, "--steps", "5", *args)),
-              {**os.environ, "WEFT_TEST_KILL": f"{victim}:3:{when}"})
-    ended = job.end()
-    job.check_time(f"{when} {' '.join(args)}", pathlib.Path(folder, out, "metrics.jsonl"))
+def killed_at(folder, ranks, victim, when, *args, program="train_gpt"):
+    """The victim's process is killed in step 3; earlier checkpoints and metrics survive. Returns the run's folder."""
+    def start(own):
+        job = Job(command(ranks, BIN / program, *flags(folder, own, "--steps", "5", *args)),
+                  {**os.environ, "WEFT_TEST_KILL": f"{victim}:3:{when}"})
+        ended = job.end()
+        job.check_time(f"{when} {' '.join(args)}", own / "metrics.jsonl")
+        return ended
+
+    lost = f"rank {victim} was lost: its process has ended"
+    ended, out = said_in_time(start, pathlib.Path(folder, "".join([when, *args])), lost, " of group ")
     assert ended.returncode == 137, (when, ended)
     assert f"rank {victim} with PID" in ended.stderr and "signal 9" in ended.stderr, (when, ended)
-    done = run("generate", "--checkpoint", f"{folder}/{out}", "--prompt", "the", "--tokens", "1")
+    assert ended.stderr.count(lost) == 1, (when, ended)
+    done = run("generate", "--checkpoint", out, "--prompt", "the", "--tokens", "1")
     assert done.returncode == 0, (when, done.stderr)
-    steps = [row["step"] for row in metrics(f"{folder}/{out}")]
+    steps = [row["step"] for row in metrics(out)]
     assert steps in ([1, 2], [1, 2, 3]), (when, steps)
+    return out
 
 
 def killed(folder):
@@ -59,10 +66,9 @@ def killed(folder):
     layouts = ["--zero"], ["--tp", "2"], ["--tp", "2", "--sp"], [], ["--fsdp"]
     for i, layout in enumerate(layouts):
         for j, phase in enumerate(("forward", "backward", "update", f"save:{2 * i}")):
-            killed_at(folder, f"{phase}{i}", 2, (i + j) % 2, phase, *layout)
-    killed_at(folder, "gather", 2, 1, "gather:1", "--fsdp")
+            out = killed_at(folder, 2, (i + j) % 2, phase, *layout)
+    killed_at(folder, 2, 1, "gather:1", "--fsdp")
     # The run continues from its checkpoint in another layout.
-    out = f"{folder}/save:8{len(layouts) - 1}"
     train("--data", text(folder), "--out", out, *SMALL, "--schedule", "constant", "--resume",
           "--steps", "6")
     assert [row["step"] for row in metrics(out)] == [1, 2, 3, 4, 5, 6]
@@ -71,7 +77,7 @@ def killed(folder):
 def killed_among_experts(folder):
     more = ["--experts", "4", "--expert-ffn", "16", "--tp", "2", "--sp", "--ep", "2", "--zero"]
     for victim, phase in ((3, "backward"), (2, "save:1")):
-        killed_at(folder, f"experts{victim}", 4, victim, phase, *more, program="train_moe")
+        killed_at(folder, 4, victim, phase, *more, program="train_moe")
 
 
 def stops(folder, name, how, *then, more=()):
