@@ -54,6 +54,7 @@ inline void product_table(Report& report, const std::string& model) {
         seconds[e] += (e == 0 ? best[0] : best[0] * ratio) * static_cast<double>(p.count);
       }
       report.add(name + ", peak", peak * 1e-9, "GFLOP/s");
+      report.add(name + ", count", static_cast<double>(p.count), "a step");
       flops += p.flops() * static_cast<double>(p.count);
     }
     std::printf("%-50s %8.1f %8.1f %6.2f\n", message("{}: all of a step", m.name).c_str(),

@@ -4,7 +4,8 @@
 usage: bench/peers/products.py [--models NAME,...] [--threads N] [--build DIR] [--cap avx2]
 
 Needs PyTorch. For each model `bench_ops --products` runs first, then PyTorch multiplies the same shapes in the
-same layouts; the best run of each counts. --cap avx2 restricts all three libraries to AVX2.
+same layouts; the best run of each counts. --cap avx2 restricts all three libraries to AVX2. A second table has the
+roof of a step: the fastest library for each product, and everything else at the floor (bench/floor.h).
 """
 import argparse
 import os
@@ -21,7 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CAPS = {"": {}, "avx2": {"WEFT_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
                          "ATEN_CPU_CAPABILITY": "avx2"}}
 ROW = re.compile(r"(?P<name>.*: .* (?P<kind>forward|input gradient|weight gradient)) "
-                 r"(?P<m>\d+) x (?P<n>\d+) x (?P<k>\d+), (?P<engine>weft|onednn|peak)")
+                 r"(?P<m>\d+) x (?P<n>\d+) x (?P<k>\d+), (?P<engine>weft|onednn|peak|count)")
+LIBRARIES = "weft", "onednn", "mkl"
 SECONDS_EACH = 0.3
 
 
@@ -39,11 +41,42 @@ def mkl_rate(torch, kind, m, n, k):
     return 2e-9 * m * n * k / best
 
 
+def rows_of(program, *args):
+    """What a program of bench/ measures, by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "rows.jsonl"
+        subprocess.run([program, *map(str, args), "--json", path], check=True, stdout=subprocess.DEVNULL)
+        return {row["name"]: row["value"] for row in read_rows(path)}
+
+
+def products_of(model, torch, options):
+    """Prints a row for each product and one for all of a step. Returns the seconds of a step with the fastest library
+    for each product, and its GFLOP."""
+    found = {}
+    for name, value in rows_of(options.build / "bin/bench_ops", "--products", model, "--threads", options.threads).items():
+        match = ROW.fullmatch(name)
+        found.setdefault(match.group("name", "kind", "m", "n", "k"), {})[match["engine"]] = value
+    taken, work = dict.fromkeys([*LIBRARIES, "fastest"], 0), 0
+    for (name, kind, *shape), rate in found.items():
+        m, n, k = map(int, shape)
+        rate["mkl"] = mkl_rate(torch, kind, m, n, k)
+        print(f"| {name} {m} x {n} x {k} | {rate['weft']:.1f} | {rate['onednn']:.1f} | {rate['mkl']:.1f} | "
+              f"{rate['weft'] / rate['peak']:.2f} |", flush=True)
+        rate["fastest"] = max(rate[library] for library in LIBRARIES)
+        flop = 2e-9 * m * n * k * rate["count"]
+        work += flop
+        for library in taken:
+            taken[library] += flop / rate[library]
+    print(f"| {model}: all of a step | " + " | ".join(f"{work / taken[library]:.1f}" for library in LIBRARIES) + " | |",
+          flush=True)
+    return taken["fastest"], work
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="tiny,small,124m-b4-t256,124m-b1-t1024,124m-b4-t64")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--build", default=ROOT / "build/release")
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     parser.add_argument("--cap", choices=CAPS, default="")
     options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in CAPS[options.cap].items()):
@@ -53,20 +86,17 @@ def main():
     torch.set_num_threads(options.threads)
     print("| Product (GFLOP/s) | Weft | oneDNN | MKL | Weft, share of the peak |")
     print("| --- | --- | --- | --- | --- |")
+    roofs = []
     for model in options.models.split(","):
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "rows.jsonl"
-            subprocess.run([pathlib.Path(options.build) / "bin/bench_ops", "--products", model, "--threads",
-                            str(options.threads), "--json", path], check=True, stdout=subprocess.DEVNULL)
-            rows = read_rows(path)
-        found = {}
-        for row in rows:
-            match = ROW.fullmatch(row["name"])
-            found.setdefault(match.group("name", "kind", "m", "n", "k"), {})[match["engine"]] = row["value"]
-        for (name, kind, *shape), rate in found.items():
-            m, n, k = map(int, shape)
-            print(f"| {name} {m} x {n} x {k} | {rate['weft']:.1f} | {rate['onednn']:.1f} | "
-                  f"{mkl_rate(torch, kind, m, n, k):.1f} | {rate['weft'] / rate['peak']:.2f} |", flush=True)
+        seconds, work = products_of(model, torch, options)
+        machine = rows_of(options.build / "bin/bench_roof", "--threads", options.threads, "--shapes", "no")
+        floor = machine[f"{model}: floor"]
+        at_the_floor = work * machine[f"{model}: floor, products"] / machine[f"{model}: products"]
+        roofs.append((model, floor, floor - at_the_floor + 1e3 * seconds))
+    print("\n| Step, ms | floor | roof: the fastest of these products, all else at the floor | roof / floor |")
+    print("| --- | --- | --- | --- |")
+    for model, floor, roof in roofs:
+        print(f"| {model} | {floor:.1f} | {roof:.1f} | {roof / floor:.3f} |")
 
 
 if __name__ == "__main__":
