@@ -109,7 +109,7 @@ void MessageJob::lost(const Note& note) {
   const std::string who = message("rank {} was lost: {}", note.from, note.text);
   const Operation* op = nullptr;
   for (const auto& q : queues_)
-    if (!op && q->op_) op = q->op_;
+    if (q->op_ && (!op || q->waits_for(note.from))) op = q->op_;
   tell_failure(
       op ? message("{}: {}", describe(*op), who)
          : message("{}; rank {} was in no collective: {}", who, messages_.rank(), where(nullptr)),

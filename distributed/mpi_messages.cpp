@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <list>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -29,8 +30,7 @@ constexpr int kNoteTag = 1;
 constexpr double kStart = 30;
 
 std::atomic<bool> doomed{false};
-// A process has ended, so the launcher ends the others itself.
-std::atomic<bool> launcher_ends_all{false};
+std::atomic<bool> process_lost{false};
 
 [[noreturn]] void end_all(int status) {
   int finalised = 0;
@@ -43,7 +43,8 @@ std::atomic<bool> launcher_ends_all{false};
 // failed job must not be 0.
 void at_exit(int status, void*) {
   if (!doomed) return;
-  if (launcher_ends_all) std::_Exit(status ? status : 1);
+  // mpirun ends a job that has lost a process, within two seconds; other launchers may not.
+  if (process_lost) std::this_thread::sleep_for(std::chrono::seconds(3));
   // The other ranks learned of the failure at the same time and may still print a line. They take
   // turns to abort, since one is enough: Open MPI's mpirun may hang when several do at once.
   int rank = 0, finalised = 0;
@@ -156,6 +157,7 @@ MpiMessages::MpiMessages(double timeout_s, std::function<void()> too_late)
     int rank = 0;
     ProcessWatch::Process process;
   };
+  static_assert(std::is_trivially_copyable_v<Neighbour>);
   std::vector<Neighbour> all(static_cast<std::size_t>(neighbours));
   const Neighbour mine{own_processors(), s.rank, ProcessWatch::Process::own()};
   ok(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, machine),
@@ -295,7 +297,7 @@ bool MpiMessages::hear(Note& note) {
   }
   const int rank = s.neighbours.ended();
   if (rank < 0) return false;
-  launcher_ends_all = true;
+  process_lost = true;
   note = {.kind = Note::Kind::lost, .from = rank};
   note.set_text("its process has ended");
   return true;

@@ -33,8 +33,8 @@ class MpiMessages : public Messages {
   bool hear(Note& note) override;
   /// Finalizes MPI if it was initialized here.
   void finish() override;
-  /// From now on this process ends with a nonzero status, and with MPI_Abort, because the other
-  /// ranks cannot be left waiting for it. After a process was lost the launcher ends them.
+  /// From now on this process ends with MPI_Abort and a nonzero status, because the other ranks
+  /// cannot be left waiting for it.
   void doom() override;
   /// Ends every rank.
   [[noreturn]] void abort(int status) override;

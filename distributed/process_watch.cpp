@@ -4,14 +4,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <cerrno>
 
 namespace weft::distributed {
 namespace {
 
 using std::chrono::milliseconds;
 
-// The system call has this number on every architecture; older C libraries have no name for it.
+// The system call's number on x86 and Arm; older C libraries have no name for it.
 constexpr long kPidfdOpen = 434;
 // A look is a system call, too.
 constexpr milliseconds kBetweenLooks{10};
@@ -27,13 +27,20 @@ ProcessWatch::Process ProcessWatch::Process::own() {
 }
 
 ProcessWatch::~ProcessWatch() {
-  for (const Watched& w : watched_) close(w.descriptor);
+  for (const Watched& w : watched_)
+    if (w.descriptor >= 0) close(w.descriptor);
 }
 
-void ProcessWatch::add(int rank, const Process& process) {
-  if (process.names == 0 || process.names != Process::own().names) return;
+bool ProcessWatch::add(int rank, const Process& process) {
+  if (process.names == 0 || process.names != Process::own().names) return false;
   const auto descriptor = static_cast<int>(syscall(kPidfdOpen, process.pid, 0));
-  if (descriptor >= 0) watched_.push_back({rank, descriptor});
+  if (descriptor >= 0)
+    watched_.push_back({rank, descriptor});
+  else if (errno == ESRCH)
+    watched_.push_back({rank, -1, Clock::now()});
+  else
+    return false;
+  return true;
 }
 
 void ProcessWatch::look() {
@@ -41,7 +48,9 @@ void ProcessWatch::look() {
   for (const Watched& w : watched_) polled.push_back({w.descriptor, POLLIN, 0});
   if (poll(polled.data(), polled.size(), 0) <= 0) return;
   for (std::size_t i = 0; i < polled.size(); ++i)
-    if (polled[i].revents && watched_[i].ended_at == Clock::time_point{})
+    if (polled[i].revents & POLLNVAL)  // the program has closed it
+      watched_[i].descriptor = -1;
+    else if (polled[i].revents & POLLIN && watched_[i].ended_at == Clock::time_point{})
       watched_[i].ended_at = looked_at_;
 }
 
@@ -56,7 +65,7 @@ int ProcessWatch::ended() {
     if (w->ended_at == Clock::time_point{}) continue;
     if (++w->calls < kCalls || now - w->ended_at < kOnTheWay) continue;
     const int rank = w->rank;
-    close(w->descriptor);
+    if (w->descriptor >= 0) close(w->descriptor);
     watched_.erase(w);
     return rank;
   }

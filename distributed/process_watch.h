@@ -19,9 +19,11 @@ class ProcessWatch {
   ProcessWatch() = default;
   ~ProcessWatch();
   ProcessWatch(const ProcessWatch&) = delete;
+  ProcessWatch& operator=(const ProcessWatch&) = delete;
 
-  /// Watches the process of this rank. Ignores processes of another PID namespace.
-  void add(int rank, const Process& process);
+  /// Watches the process of this rank. Returns false if it cannot: for a process of another PID
+  /// namespace, as containers have, too.
+  bool add(int rank, const Process& process);
   /// A rank whose process has ended, once each; -1: none. The caller reads what the ranks have sent
   /// between calls: a rank is returned 5 calls and 100 ms after its end was noticed, so that what
   /// it had sent has been read.
@@ -30,7 +32,7 @@ class ProcessWatch {
  private:
   using Clock = std::chrono::steady_clock;
   struct Watched {
-    int rank, descriptor;
+    int rank, descriptor;          // -1: none
     Clock::time_point ended_at{};  // zero: it runs
     int calls = 0;                 // since then
   };

@@ -4,8 +4,8 @@
 usage: bench/peers/products.py [--models NAME,...] [--threads N] [--build DIR] [--cap avx2]
 
 Needs PyTorch. For each model `bench_ops --products` runs first, then PyTorch multiplies the same shapes in the
-same layouts; the best run of each counts. --cap avx2 restricts all three libraries to AVX2. A second table has the
-roof of a step: the fastest library for each product, and everything else at the floor (bench/floor.h).
+same layouts; the best run of each counts. --cap avx2 restricts all three libraries to AVX2. A second table has
+what is attainable in a step: the fastest library for each product, and everything else at the floor (bench/floor.h).
 """
 import argparse
 import os
@@ -86,17 +86,15 @@ def main():
     torch.set_num_threads(options.threads)
     print("| Product (GFLOP/s) | Weft | oneDNN | MKL | Weft, share of the peak |")
     print("| --- | --- | --- | --- | --- |")
-    roofs = []
-    for model in options.models.split(","):
-        seconds, work = products_of(model, torch, options)
-        machine = rows_of(options.build / "bin/bench_roof", "--threads", options.threads, "--shapes", "no")
+    steps = {model: products_of(model, torch, options) for model in options.models.split(",")}
+    machine = rows_of(options.build / "bin/bench_roof", "--threads", options.threads, "--shapes", "no")
+    print("\n| Step, ms | floor | with the fastest of these products, all else at the floor | of the floor |")
+    print("| --- | --- | --- | --- |")
+    for model, (seconds, work) in steps.items():
         floor = machine[f"{model}: floor"]
         at_the_floor = work * machine[f"{model}: floor, products"] / machine[f"{model}: products"]
-        roofs.append((model, floor, floor - at_the_floor + 1e3 * seconds))
-    print("\n| Step, ms | floor | roof: the fastest of these products, all else at the floor | roof / floor |")
-    print("| --- | --- | --- | --- |")
-    for model, floor, roof in roofs:
-        print(f"| {model} | {floor:.1f} | {roof:.1f} | {roof / floor:.3f} |")
+        attainable = floor - at_the_floor + 1e3 * seconds
+        print(f"| {model} | {floor:.1f} | {attainable:.1f} | {attainable / floor:.3f} |")
 
 
 if __name__ == "__main__":

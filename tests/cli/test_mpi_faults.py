@@ -7,7 +7,7 @@ import re
 
 from support import BIN, main
 from support_faults import Job
-from support_mpi import command, run_ranks, said_in_time
+from support_mpi import command, run_ranks, with_words
 
 SECONDS = 2
 
@@ -43,22 +43,24 @@ def each(folder, fault, *parts, sizes=(4,), **how):
 
 
 COME = "all_reduce 3 of group world, f32 [1000]: rank 1 did not come within 2 s: "
-
-
 GONE = "all_reduce 3 of group world, f32 [1000]: rank 1 was lost: its process has ended"
 
 
+def lines_of_ranks(done):
+    return {line.split(": error: ")[1] for line in done.stderr.splitlines() if ": error: " in line}
+
+
 def killed(folder):
-    """mpirun names the rank, and rank 0 the rank and the collective."""
+    """mpirun names the rank, the others the rank and the collective."""
     for ranks in (2, 4):
-        done, _ = said_in_time(lambda own: start(own, ranks, "kill", 0), f"{folder}/{ranks}", "rank 0: error: " + GONE)
-        assert done.returncode == 137, done
+        done, _ = with_words(lambda own: start(own, ranks, "kill", 0), f"{folder}/{ranks}")
+        assert done.returncode == 137 and lines_of_ranks(done) == {GONE}, done
         assert "rank 1 with PID" in done.stderr and "signal 9" in done.stderr, done.stderr
 
 
 def left_without_a_word(folder):
-    done, _ = said_in_time(lambda own: start(own, 4, "exit_now", 0), folder, "rank 0: error: " + GONE)
-    assert done.returncode != 0 and "rank 1 with PID" in done.stderr, done
+    done, _ = with_words(lambda own: start(own, 4, "exit_now", 0), folder)
+    assert done.returncode != 0 and lines_of_ranks(done) == {GONE} and "rank 1 with PID" in done.stderr, done
 
 
 def stopped(folder):
