@@ -227,4 +227,6 @@ FAULTS = [
      "if (frame.bytes <= 0) break;", "tcp_world"),
     ("tcp_first_arrival_of_any_tag", "distributed/tcp_connection.cpp",
      "return a.frame.tag == tag;", "return a.frame.tag >= 0;", "tcp_world"),
+    ("lost_process_before_its_words", "distributed/process_watch.cpp", "++w->calls < kCalls || now - w->ended_at < kOnTheWay",
+     "++w->calls < kCalls", "process_watch"),
 ]
