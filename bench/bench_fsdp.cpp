@@ -1,6 +1,6 @@
 // Steps with sharded weights on two ranks that are threads of this process: how much of the gathers
 // and reduce-scatters overlaps with compute over a slow link, and what a step costs without a link,
-// compared with the sharded optimizer, which moves half of the bytes.
+// compared with the sharded optimizer, which gathers weights once a step and not twice.
 #include <memory>
 #include <string>
 #include <vector>

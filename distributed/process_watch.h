@@ -21,8 +21,8 @@ class ProcessWatch {
   ProcessWatch(const ProcessWatch&) = delete;
   ProcessWatch& operator=(const ProcessWatch&) = delete;
 
-  /// Watches the process of this rank. Returns false if it cannot: for a process of another PID
-  /// namespace, as containers have, too.
+  /// Watches the process of this rank. Returns false if it cannot, as for a process of another PID
+  /// namespace (a container).
   bool add(int rank, const Process& process);
   /// A rank whose process has ended, once each; -1: none. The caller reads what the ranks have sent
   /// between calls: a rank is returned 5 calls and 100 ms after its end was noticed, so that what

@@ -50,7 +50,7 @@ TEST_CASE("process_watch: a process that ends is returned once, after what it ha
   CHECK(first_to_end(watch, milliseconds(150)) == -1);
   const auto killed = Clock::now();
   kill(second.pid, SIGKILL);
-  // Nobody has waited for it yet: it is a zombie, as a rank is until its launcher looks.
+  // A zombie, as a killed rank is until its launcher calls waitpid().
   CHECK(first_to_end(watch, milliseconds(60000)) == 5);
   CHECK(Clock::now() - killed >= milliseconds(100));
   CHECK(first_to_end(watch, milliseconds(150)) == -1);
