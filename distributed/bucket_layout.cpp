@@ -26,8 +26,7 @@ int ranks_of(const BucketLayout& b, const BucketOptions& o) {
   return b.expert ? o.expert_ranks : o.dense_ranks;
 }
 
-// The bucket kind of a parameter, and the number of elements it counts as. Equal on every rank,
-// independent of this rank's shard.
+// The bucket kind of a parameter, and its typical_size().
 struct Member {
   BucketLayout bucket;
   std::int64_t typical = 0;
@@ -38,13 +37,10 @@ Member member_of(const NamedTensors& parameters, std::size_t index, const Layout
   const NamedTensor& p = parameters[index];
   Member m;
   if (!o.unit_of.empty()) m.bucket.unit = o.unit_of.at(index);
-  m.typical = p.tensor.numel();
+  m.typical = typical_size(p, layout, o);
   if (const auto found = layout.find(p.name); found != layout.end()) {
-    const ParameterLayout& l = found->second;
-    m.bucket.expert = l.expert;
-    m.bucket.tp_partial = l.tp_partial;
-    const int parts = l.expert ? o.expert_parts : o.dense_parts;
-    if (!l.spec.cuts.empty()) m.typical = (l.spec.whole.numel() + parts - 1) / parts;
+    m.bucket.expert = found->second.expert;
+    m.bucket.tp_partial = found->second.tp_partial;
   }
   m.bucket.codes = std::any_of(o.as_codes.begin(), o.as_codes.end(),
                                [&](const Tensor& t) { return t.impl() == p.tensor.impl(); });
@@ -58,6 +54,14 @@ Member member_of(const NamedTensors& parameters, std::size_t index, const Layout
 std::int64_t default_bucket_size(std::int64_t total, int ranks) {
   const std::int64_t n = ranks;
   return std::clamp(total / 8, kLeastForRank * n, std::max(kMost, kMostForRank * n));
+}
+
+std::int64_t typical_size(const NamedTensor& parameter, const Layout& layout,
+                          const BucketOptions& options) {
+  const auto found = layout.find(parameter.name);
+  if (found == layout.end() || found->second.spec.cuts.empty()) return parameter.tensor.numel();
+  const std::int64_t parts = found->second.expert ? options.expert_parts : options.dense_parts;
+  return (found->second.spec.whole.numel() + parts - 1) / parts;
 }
 
 std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Layout& layout,

@@ -43,6 +43,11 @@ struct BucketOptions {
 /// their latency. It is at most max(40e6, 1e6 ranks), the default of Megatron-LM.
 std::int64_t default_bucket_size(std::int64_t total, int ranks);
 
+/// Elements of a parameter on a rank, as if its shards were of equal size: the same number on every
+/// rank.
+std::int64_t typical_size(const NamedTensor& parameter, const Layout& layout,
+                          const BucketOptions& options);
+
 /// Plans the buckets of a model. Parameters are taken in reverse order, because backward reaches
 /// the last ones first; a bucket holds one kind and dtype. Every parameter starts at a multiple of
 /// 64 elements. A bucket's size is a multiple of 128 and of the number of ranks, so that each rank

@@ -8,6 +8,7 @@
 #include "weft/core/error.h"
 #include "weft/core/profile.h"
 #include "weft/distributed/fsdp.h"
+#include "weft/distributed/fsdp_units.h"
 #include "weft/nn/walk.h"
 
 namespace weft::distributed {
@@ -65,7 +66,9 @@ Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const 
   check(!options.fsdp || (options.shard && !options.fp8_weights),
         "ddp: fsdp needs shard, and does not exist yet with fp8_weights");
   if (options.fsdp) {
-    buckets.unit_of = fsdp_units(model, parameters_);
+    std::vector<std::int64_t> sizes;
+    for (const NamedTensor& p : parameters_) sizes.push_back(typical_size(p, layout_, buckets));
+    buckets.unit_of = fsdp_units(model, parameters_, sizes);
     fsdp_ = std::make_unique<Fsdp>(buckets_, parameters_, options_);
   }
   for (BucketLayout& b : plan_buckets(parameters_, layout_, buckets)) open(std::move(b));

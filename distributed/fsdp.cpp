@@ -1,29 +1,16 @@
 #include "weft/distributed/fsdp.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "weft/autograd/recompute.h"
 #include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/core/restorer.h"
-#include "weft/nn/shard.h"
 
 namespace weft::distributed {
 namespace {
-
-/// Lists the modules directly below a model.
-class Children final : public nn::Visitor {
- public:
-  std::vector<nn::Module*> all;
-
- protected:
-  void on_tensor(const char* name, const nn::Slot& slot) override {
-    check(slot.is_buffer, "fsdp: every parameter must be in a module below the model, got {}",
-          name);
-  }
-  void on_module(const char*, nn::Module& child) override { all.push_back(&child); }
-};
 
 bool has(const std::vector<std::size_t>& buckets, std::size_t b) {
   return std::find(buckets.begin(), buckets.end(), b) != buckets.end();
@@ -39,24 +26,6 @@ thread_local std::int64_t gathers_before = 0;
 void testing::at_gather(std::int64_t gather, std::function<void()> f) {
   gathers_before = gather;
   in_gather = std::move(f);
-}
-
-std::vector<int> fsdp_units(nn::Module& model, const NamedTensors& parameters) {
-  check(model.shard_members() & nn::Shard::kBeforeUse,
-        "fsdp: the model must call Shard::before_use, and {} does not", model.describe());
-  Children children;
-  model.visit(children);
-  std::unordered_map<const TensorImpl*, int> unit_of;
-  int units = 0;
-  for (const nn::Module* child : children.all) {
-    bool fresh = false;
-    for (const Tensor& p : child->parameters())
-      fresh = unit_of.emplace(p.impl(), units).second || fresh;
-    units += fresh ? 1 : 0;
-  }
-  std::vector<int> out;
-  for (const NamedTensor& p : parameters) out.push_back(unit_of.at(p.tensor.impl()));
-  return out;
 }
 
 /// Gathers parameters that a backward asks for and no use() has announced.
@@ -119,15 +88,18 @@ void Fsdp::take() {
 
 Fsdp::Use& Fsdp::use_of(const nn::Module& part) {
   const auto [found, fresh] = uses_.try_emplace(&part);
-  if (fresh)
-    for (const Tensor& p : part.parameters())
-      if (const auto b = bucket_of_.find(p.impl()); b != bucket_of_.end())
-        if (!has(found->second.buckets, b->second)) found->second.buckets.push_back(b->second);
+  if (!fresh) return found->second;
+  std::set<int> units;
+  for (const Tensor& p : part.parameters())
+    if (const auto b = bucket_of_.find(p.impl()); b != bucket_of_.end())
+      units.insert(buckets_[b->second].layout.unit);
+  for (std::size_t b = 0; b < buckets_.size(); ++b)
+    if (units.contains(buckets_[b].layout.unit)) found->second.buckets.push_back(b);
   return found->second;
 }
 
-// What forward uses next, if it goes on as in the last training step. A forward without a tape does
-// not change what is expected.
+// The next use of another unit, if forward goes on as in the last training step. A forward without
+// a tape does not change what is expected.
 const Fsdp::Use* Fsdp::follow(const Use& now) {
   const bool learns = Tape::current() != nullptr;
   if (!current_) learned_ = order_.size();
@@ -137,12 +109,15 @@ const Fsdp::Use* Fsdp::follow(const Use& now) {
       order_.resize(std::min(place_, order_.size()));
       order_.push_back(&now);
       place_ = order_.size() - 1;
+      learned_ = 0;
     } else {
       place_ = 0;
     }
   }
-  const bool known = place_ + 1 < order_.size() && order_[place_] == &now;
-  return known ? order_[place_ + 1] : nullptr;
+  if (order_.empty() || order_[place_] != &now) return nullptr;
+  const auto next = std::find_if(order_.begin() + static_cast<std::ptrdiff_t>(place_), order_.end(),
+                                 [&](const Use* u) { return u->buckets != now.buckets; });
+  return next == order_.end() ? nullptr : *next;
 }
 
 void Fsdp::use(const nn::Module& part) {
@@ -152,14 +127,17 @@ void Fsdp::use(const nn::Module& part) {
   const Use* next = nullptr;
   if (!again) {
     next = follow(now);
-    if (current_ && Tape::current()) now.before = current_;
-    leave(now);
+    if (Tape::current()) {
+      now.goes_on = current_ && current_->buckets == now.buckets;
+      if (current_) now.before = now.goes_on ? current_->before : current_;
+    }
+    leave(now, next);
   }
   arrive(now);
   // A node without inputs and outputs runs in its place of the backward pass.
   if (recorded)
     Tape::record("fsdp", TensorList(), TensorList(),
-                 [this, used = &now](Backward&) { end_backward(*used); });
+                 [this, used = &now, on = now.goes_on](Backward&) { end_backward(*used, on); });
   if (again) return prefetch(now, now.before);
   if (Tape::current())
     for (const std::size_t b : now.buckets) ++states_[b].open_uses;
@@ -169,14 +147,14 @@ void Fsdp::use(const nn::Module& part) {
 }
 
 // Forward goes on: the parameters in use are freed. Backward will need them from here on.
-void Fsdp::leave(const Use& now) {
+void Fsdp::leave(const Use& now, const Use* next) {
   const Use* const last = std::exchange(current_, nullptr);
   if (!last) return;
   if (current_recorded_ && Tape::current() && !Tape::counting())
     Tape::record("fsdp", TensorList(), TensorList(),
                  [this, last, before = last->before](Backward&) { begin_backward(*last, before); });
-  // Backward begins with the last part, and needs the one before it next.
-  const bool turns = Tape::current() && place_ + 1 == learned_ && order_.size() == learned_;
+  // Backward begins with the last unit, and needs the one before it next.
+  const bool turns = Tape::current() && !next && order_.size() == learned_;
   for (const std::size_t b : last->buckets)
     if (!turns && !has(now.buckets, b)) free_weights(b);
 }
@@ -188,14 +166,15 @@ void Fsdp::begin_backward(const Use& now, const Use* before) {
   prefetch(now, before);
 }
 
-void Fsdp::end_backward(const Use& now) {
+// goes_on: the use before it, whose backward comes next, is of the same unit.
+void Fsdp::end_backward(const Use& now, bool goes_on) {
   const NoGradGuard quiet;
   current_ = nullptr;
   begin_next_sums();
   for (const std::size_t b : now.buckets) {
     State& s = states_[b];
     if (s.open_uses > 0 && --s.open_uses == 0) launch(b);
-    free_weights(b);
+    if (!goes_on || s.open_uses == 0) free_weights(b);
   }
 }
 

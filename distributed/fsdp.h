@@ -10,19 +10,15 @@
 
 namespace weft::distributed {
 
-/// The unit of each parameter: the module directly below `model` that has it, counted in the order
-/// of visit(). A tied parameter belongs to the first one.
-/// Throws Error on a parameter of the model itself, and on a model that does not call
-/// Shard::before_use.
-std::vector<int> fsdp_units(nn::Module& model, const NamedTensors& parameters);
-
 /// Fully sharded data parallelism, the part of a Ddp with `fsdp` that moves parameters and
-/// gradients. A unit is a module directly below the model: an embedding, a block, a head. Each rank
-/// keeps its slices of a unit's parameters and gradient sums. The parameters are gathered before a
-/// use, one unit ahead, and freed after it, in forward and again in backward. When the backward of
-/// a unit's last use ends, its gradients are reduce-scattered and added to the slices, and their
-/// memory is freed. So a rank holds at most two units of parameters and two of gradients beside its
-/// slices; a tied parameter holds the gradients of its unit longer, from its last use to its first.
+/// gradients. A unit is a module directly below the model, such as an embedding, a block or a head,
+/// with its small neighbours, see fsdp_units(). Each rank keeps its slices of a unit's parameters
+/// and gradient sums. The parameters are gathered before a use, one unit ahead, and freed after it,
+/// in forward and again in backward; the last two units of forward stay for backward, which begins
+/// with them. When the backward of a unit's last use ends, its gradients are reduce-scattered and
+/// added to the slices, and their memory is freed. So a rank holds at most two units of parameters
+/// and two of gradients beside its slices; a tied parameter holds the gradients of its unit longer,
+/// from its last use to its first.
 ///
 /// The model's tensors keep their identity and version while they have no memory: what backward has
 /// saved stays valid. An update counts as one change.
@@ -64,8 +60,9 @@ class Fsdp {
 
  private:
   struct Use {
-    std::vector<std::size_t> buckets;
-    const Use* before = nullptr;  ///< what forward used before it
+    std::vector<std::size_t> buckets;  ///< of its units, in ascending order
+    const Use* before = nullptr;       ///< the last one of another unit that came before it
+    bool goes_on = false;              ///< right after a use of the same unit
   };
   struct State {
     bool whole = false;  ///< the group has one rank: nothing moves
@@ -89,9 +86,9 @@ class Fsdp {
 
   Use& use_of(const nn::Module& part);
   const Use* follow(const Use& now);
-  void leave(const Use& now);
+  void leave(const Use& now, const Use* next);
   void begin_backward(const Use& now, const Use* before);
-  void end_backward(const Use& now);
+  void end_backward(const Use& now, bool goes_on);
 
   void arrive(const Use& now);
   void prefetch(const Use& now, const Use* next);

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The products of the models' steps in Weft, oneDNN and MKL's sgemm as PyTorch calls it, as a table.
 
-usage: bench/peers/products.py [--models NAME,...] [--threads N] [--build DIR] [--cap avx2]
+usage: bench/peers/products.py [--models NAME,...] [--rounds N] [--threads N] [--build DIR] [--cap avx2]
 
 Needs PyTorch. For each model `bench_ops --products` runs first, then PyTorch multiplies the same shapes in the
-same layouts; the best run of each counts. --cap avx2 restricts all three libraries to AVX2. A second table has
+same layouts, by turns for N rounds; the best run of each counts. --cap avx2 restricts all three libraries to AVX2. A second table has
 what is attainable in a step: the fastest library for each product, and everything else at the floor (bench/floor.h).
 """
 import argparse
@@ -53,13 +53,17 @@ def products_of(model, torch, options):
     """Prints a row for each product and one for all of a step. Returns the seconds of a step with the fastest library
     for each product, and its GFLOP."""
     found = {}
-    for name, value in rows_of(options.build / "bin/bench_ops", "--products", model, "--threads", options.threads).items():
-        match = ROW.fullmatch(name)
-        found.setdefault(match.group("name", "kind", "m", "n", "k"), {})[match["engine"]] = value
+    for _ in range(options.rounds):
+        rows = rows_of(options.build / "bin/bench_ops", "--products", model, "--threads", options.threads)
+        for name, value in rows.items():
+            match = ROW.fullmatch(name)
+            rate = found.setdefault(match.group("name", "kind", "m", "n", "k"), {})
+            rate[match["engine"]] = max(rate.get(match["engine"], 0), value)
+        for (_, kind, *shape), rate in found.items():
+            rate["mkl"] = max(rate.get("mkl", 0), mkl_rate(torch, kind, *map(int, shape)))
     taken, work = dict.fromkeys([*LIBRARIES, "fastest"], 0), 0
-    for (name, kind, *shape), rate in found.items():
+    for (name, _, *shape), rate in found.items():
         m, n, k = map(int, shape)
-        rate["mkl"] = mkl_rate(torch, kind, m, n, k)
         print(f"| {name} {m} x {n} x {k} | {rate['weft']:.1f} | {rate['onednn']:.1f} | {rate['mkl']:.1f} | "
               f"{rate['weft'] / rate['peak']:.2f} |", flush=True)
         rate["fastest"] = max(rate[library] for library in LIBRARIES)
@@ -75,6 +79,7 @@ def products_of(model, torch, options):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="tiny,small,124m-b4-t256,124m-b1-t1024,124m-b4-t64")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     parser.add_argument("--cap", choices=CAPS, default="")
@@ -87,7 +92,9 @@ def main():
     print("| Product (GFLOP/s) | Weft | oneDNN | MKL | Weft, share of the peak |")
     print("| --- | --- | --- | --- | --- |")
     steps = {model: products_of(model, torch, options) for model in options.models.split(",")}
-    machine = rows_of(options.build / "bin/bench_roof", "--threads", options.threads, "--shapes", "no")
+    runs = [rows_of(options.build / "bin/bench_roof", "--threads", options.threads, "--shapes", "no")
+            for _ in range(options.rounds)]
+    machine = {name: min(run[name] for run in runs) for name in runs[0]}  # the fastest: these are times
     print("\n| Step, ms | floor | with the fastest of these products, all else at the floor | of the floor |")
     print("| --- | --- | --- | --- |")
     for model, (seconds, work) in steps.items():
