@@ -89,6 +89,7 @@ void Fsdp::take() {
 Fsdp::Use& Fsdp::use_of(const nn::Module& part) {
   const auto [found, fresh] = uses_.try_emplace(&part);
   if (!fresh) return found->second;
+  found->second.read_in_backward = part.backward_reads_parameters();
   std::set<int> units;
   for (const Tensor& p : part.parameters())
     if (const auto b = bucket_of_.find(p.impl()); b != bucket_of_.end())
@@ -100,12 +101,11 @@ Fsdp::Use& Fsdp::use_of(const nn::Module& part) {
 
 // The next use of another unit, if forward goes on as in the last training step. A forward without
 // a tape does not change what is expected.
-const Fsdp::Use* Fsdp::follow(const Use& now) {
-  const bool learns = Tape::current() != nullptr;
-  if (!current_) learned_ = order_.size();
-  place_ = current_ ? place_ + 1 : 0;
+const Fsdp::Use* Fsdp::follow(const Use& now, bool begins) {
+  if (begins) learned_ = order_.size();
+  place_ = begins ? 0 : place_ + 1;
   if (place_ >= order_.size() || order_[place_] != &now) {
-    if (learns) {
+    if (Tape::current()) {
       order_.resize(std::min(place_, order_.size()));
       order_.push_back(&now);
       place_ = order_.size() - 1;
@@ -120,29 +120,43 @@ const Fsdp::Use* Fsdp::follow(const Use& now) {
   return next == order_.end() ? nullptr : *next;
 }
 
+// What backward comes to after it.
+void Fsdp::expect_backward(Use& now) {
+  const auto next = std::find_if(reads_.rbegin(), reads_.rend(), [&](const Use* earlier) {
+    return earlier->buckets != now.buckets;
+  });
+  now.next_in_backward = next == reads_.rend() ? nullptr : *next;
+  now.continues_unit = next != reads_.rbegin();
+  if (now.read_in_backward) reads_.push_back(&now);
+}
+
 void Fsdp::use(const nn::Module& part) {
   if (restored_) return;
   Use& now = use_of(part);
-  const bool again = recomputing(), recorded = Tape::current() && !Tape::counting();
+  const bool again = recomputing(), taped = Tape::current() != nullptr,
+             recorded = taped && !Tape::counting();
   const Use* next = nullptr;
   if (!again) {
-    next = follow(now);
-    if (Tape::current()) {
-      now.goes_on = current_ && current_->buckets == now.buckets;
-      if (current_) now.before = now.goes_on ? current_->before : current_;
-    }
+    // A forward without a tape, such as an evaluation, may have come before.
+    const bool begins = !current_ || current_taped_ != taped;
+    if (begins) reads_.clear();
+    next = follow(now, begins);
+    if (taped) expect_backward(now);
     leave(now, next);
   }
   arrive(now);
   // A node without inputs and outputs runs in its place of the backward pass.
   if (recorded)
     Tape::record("fsdp", TensorList(), TensorList(),
-                 [this, used = &now, on = now.goes_on](Backward&) { end_backward(*used, on); });
-  if (again) return prefetch(now, now.before);
-  if (Tape::current())
+                 [this, used = &now, continues = now.continues_unit](Backward&) {
+                   end_backward(*used, continues);
+                 });
+  if (again) return prefetch(now, now.next_in_backward);
+  if (taped)
     for (const std::size_t b : now.buckets) ++states_[b].open_uses;
   prefetch(now, next);
   current_ = &now;
+  current_taped_ = taped;
   current_recorded_ = recorded;
 }
 
@@ -151,34 +165,40 @@ void Fsdp::leave(const Use& now, const Use* next) {
   const Use* const last = std::exchange(current_, nullptr);
   if (!last) return;
   if (current_recorded_ && Tape::current() && !Tape::counting())
-    Tape::record("fsdp", TensorList(), TensorList(),
-                 [this, last, before = last->before](Backward&) { begin_backward(*last, before); });
+    Tape::record(
+        "fsdp", TensorList(), TensorList(),
+        [this, last, then = last->next_in_backward](Backward&) { begin_backward(*last, then); });
   // Backward begins with the last unit, and needs the one before it next.
   const bool turns = Tape::current() && !next && order_.size() == learned_;
   for (const std::size_t b : last->buckets)
-    if (!turns && !has(now.buckets, b)) free_weights(b);
+    if (!turns && !has(now.buckets, b) && !(next && has(next->buckets, b))) free_weights(b);
 }
 
-void Fsdp::begin_backward(const Use& now, const Use* before) {
+void Fsdp::begin_backward(const Use& now, const Use* next) {
   current_ = nullptr;
   if (restored_) return;
-  arrive(now);
-  prefetch(now, before);
+  if (now.read_in_backward) arrive(now);
+  prefetch(now, next);
 }
 
-// goes_on: the use before it, whose backward comes next, is of the same unit.
-void Fsdp::end_backward(const Use& now, bool goes_on) {
+// continues: what backward comes to next reads the same unit.
+void Fsdp::end_backward(const Use& now, bool continues) {
   const NoGradGuard quiet;
   current_ = nullptr;
   begin_next_sums();
   for (const std::size_t b : now.buckets) {
     State& s = states_[b];
     if (s.open_uses > 0 && --s.open_uses == 0) launch(b);
-    if (!goes_on || s.open_uses == 0) free_weights(b);
+    if (!continues || s.open_uses == 0) free_weights(b);
   }
+  if (continues) continued_ = &now;
 }
 
 void Fsdp::arrive(const Use& now) {
+  // Backward does not come to what is frozen and was to run again.
+  if (const Use* const was = std::exchange(continued_, nullptr))
+    for (const std::size_t b : was->buckets)
+      if (!has(now.buckets, b)) free_weights(b);
   for (const std::size_t b : now.buckets) start_gather(b);
   for (const std::size_t b : now.buckets) finish_gather(b);
 }
@@ -250,7 +270,7 @@ void Fsdp::take_written() {
 void Fsdp::restore() {
   if (restored_) return;
   restored_ = true;
-  current_ = ahead_ = nullptr;
+  current_ = ahead_ = continued_ = nullptr;
   for (std::size_t i = 0; i < states_.size(); ++i) start_gather(i);
   wait();
 }
@@ -263,7 +283,7 @@ void Fsdp::release() {
 
 void Fsdp::begin_update() {
   restored_ = false;
-  current_ = ahead_ = nullptr;
+  current_ = ahead_ = continued_ = nullptr;
   for (std::size_t i = 0; i < states_.size(); ++i) drop(i);
 }
 

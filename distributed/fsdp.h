@@ -17,8 +17,9 @@ namespace weft::distributed {
 /// in forward and again in backward; the last two units of forward stay for backward, which begins
 /// with them. When the backward of a unit's last use ends, its gradients are reduce-scattered and
 /// added to the slices, and their memory is freed. So a rank holds at most two units of parameters
-/// and two of gradients beside its slices; a tied parameter holds the gradients of its unit longer,
-/// from its last use to its first.
+/// and two of gradients beside its slices; a unit that is used again, such as that of a tied head,
+/// holds its gradients longer, from the backward of its last use to that of its first. What
+/// Module::backward_reads_parameters() denies is not gathered for backward.
 ///
 /// The model's tensors keep their identity and version while they have no memory: what backward has
 /// saved stays valid. An update counts as one change.
@@ -61,8 +62,10 @@ class Fsdp {
  private:
   struct Use {
     std::vector<std::size_t> buckets;  ///< of its units, in ascending order
-    const Use* before = nullptr;       ///< the last one of another unit that came before it
-    bool goes_on = false;              ///< right after a use of the same unit
+    bool read_in_backward = true;
+    // Of the last use in forward:
+    const Use* next_in_backward = nullptr;  ///< the next one of another unit that backward reads
+    bool continues_unit = false;            ///< the next one that backward reads is of this unit
   };
   struct State {
     bool whole = false;  ///< the group has one rank: nothing moves
@@ -85,10 +88,11 @@ class Fsdp {
   class Gradients;
 
   Use& use_of(const nn::Module& part);
-  const Use* follow(const Use& now);
+  const Use* follow(const Use& now, bool begins);
+  void expect_backward(Use& now);
   void leave(const Use& now, const Use* next);
-  void begin_backward(const Use& now, const Use* before);
-  void end_backward(const Use& now, bool goes_on);
+  void begin_backward(const Use& now, const Use* next);
+  void end_backward(const Use& now, bool continues);
 
   void arrive(const Use& now);
   void prefetch(const Use& now, const Use* next);
@@ -112,11 +116,13 @@ class Fsdp {
   std::unordered_map<const nn::Module*, Use> uses_;
   std::unordered_map<const TensorImpl*, std::size_t> bucket_of_;
   const Use* current_ = nullptr;  ///< what forward uses now
-  bool current_recorded_ = false;
-  const Use* ahead_ = nullptr;     ///< gathered ahead
-  std::vector<const Use*> order_;  ///< of a training step's forward
-  std::size_t place_ = 0;          ///< in order_
-  std::size_t learned_ = 0;        ///< the length of order_ when this forward began
+  bool current_taped_ = false, current_recorded_ = false;
+  const Use* ahead_ = nullptr;      ///< gathered ahead
+  const Use* continued_ = nullptr;  ///< backward is to read its unit once more
+  std::vector<const Use*> reads_;   ///< of this forward, what backward reads
+  std::vector<const Use*> order_;   ///< of a training step's forward
+  std::size_t place_ = 0;           ///< in order_
+  std::size_t learned_ = 0;         ///< length of order_ when this forward began; 0: it has changed
   bool restored_ = false, last_ = false;
   std::vector<std::size_t> flights_, next_sums_;  ///< in the order of launch
 };

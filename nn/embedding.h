@@ -20,6 +20,7 @@ struct Embedding : Module {
   void visit(Visitor& v) override;
   std::string describe() const override;
   unsigned shard_members() const override { return Shard::kLookup | Shard::kLeave; }
+  bool backward_reads_parameters() const override { return false; }
 };
 
 }  // namespace weft::nn

@@ -229,4 +229,7 @@ FAULTS = [
      "return a.frame.tag == tag;", "return a.frame.tag >= 0;", "tcp_world"),
     ("lost_process_before_its_words", "distributed/process_watch.cpp", "++w->calls < kCalls || now - w->ended_at < kOnTheWay",
      "++w->calls < kCalls", "process_watch"),
+    ("fsdp_second_gather_of_a_unit", "distributed/fsdp.cpp", "if (!continues || s.open_uses == 0) free_weights(b);",
+     "free_weights(b);", "fsdp_units"),
+    ("fsdp_next_of_the_forward_before", "distributed/fsdp.cpp", "if (begins) reads_.clear();", "", "fsdp_units"),
 ]

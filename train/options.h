@@ -237,8 +237,8 @@ struct ParallelOptions {
       "gathered a block at a time",
       any().shown_first());
     v("reshard-depth", reshard_depth,
-      "with --fsdp: so many parts of the model, the embedding and blocks in order, free their "
-      "gathered weights after each use, the others after a step; below 0: all; 0: none",
+      "with --fsdp: so many units of the model, such as the embedding and blocks in order, free "
+      "their gathered weights after each use, the others after a step; below 0: all; 0: none",
       any().needs(fsdp, "fsdp"));
     v("dp-replicate", dp_replicate,
       "groups of ranks of --dp that each hold all of what --zero or --fsdp cuts",

@@ -4,8 +4,9 @@
 usage: bench/peers/products.py [--models NAME,...] [--rounds N] [--threads N] [--build DIR] [--cap avx2]
 
 Needs PyTorch. For each model `bench_ops --products` runs first, then PyTorch multiplies the same shapes in the
-same layouts, by turns for N rounds; the best run of each counts. --cap avx2 restricts all three libraries to AVX2. A second table has
-what is attainable in a step: the fastest library for each product, and everything else at the floor (bench/floor.h).
+same layouts, by turns for N rounds; the best run of each counts. --cap avx2 restricts all three libraries to AVX2. A
+second table has what is attainable in a step: the fastest library for each product, and everything else at the floor
+(bench/floor.h) of the fastest round.
 """
 import argparse
 import os
@@ -94,10 +95,10 @@ def main():
     steps = {model: products_of(model, torch, options) for model in options.models.split(",")}
     runs = [rows_of(options.build / "bin/bench_roof", "--threads", options.threads, "--shapes", "no")
             for _ in range(options.rounds)]
-    machine = {name: min(run[name] for run in runs) for name in runs[0]}  # the fastest: these are times
     print("\n| Step, ms | floor | with the fastest of these products, all else at the floor | of the floor |")
     print("| --- | --- | --- | --- |")
     for model, (seconds, work) in steps.items():
+        machine = min(runs, key=lambda run: run[f"{model}: floor"])
         floor = machine[f"{model}: floor"]
         at_the_floor = work * machine[f"{model}: floor, products"] / machine[f"{model}: products"]
         attainable = floor - at_the_floor + 1e3 * seconds

@@ -64,8 +64,8 @@ Outcome train(std::int64_t gather, const std::function<void()>& fault, double ti
   return out;
 }
 
-// The gathers of a step: in forward each of the four units, in backward all but the last again.
-constexpr std::int64_t kGathers[] = {0, 2, 4, 6};
+// The gathers of a first step: in forward each of the four units, in backward the two blocks again.
+constexpr std::int64_t kGathers[] = {0, 2, 4, 5};
 
 }  // namespace
 

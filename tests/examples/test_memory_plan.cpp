@@ -556,7 +556,8 @@ struct UnitBytes {
   std::int64_t slices = 0, two_units = 0;  ///< of weights; of two neighbours, the largest
 };
 
-// By the buckets of the model: every rank's slices, and whole units.
+// By the buckets of the model: every rank's slices, and whole units. A tied head comes after the
+// last one.
 UnitBytes unit_bytes(const GptOptions& o, int ranks) {
   const nn::DeviceScope on_meta(kMeta);
   nn::Gpt model(o.gpt());
@@ -571,6 +572,8 @@ UnitBytes unit_bytes(const GptOptions& o, int ranks) {
   }
   for (auto u = units.begin(); std::next(u) != units.end(); ++u)
     out.two_units = std::max(out.two_units, u->second + std::next(u)->second);
+  if (o.gpt().tied())
+    out.two_units = std::max(out.two_units, units.begin()->second + units.rbegin()->second);
   return out;
 }
 
@@ -579,12 +582,12 @@ UnitBytes unit_bytes(const GptOptions& o, int ranks) {
 TEST_CASE("memory plan: with --fsdp a rank holds its slices and two units of weights") {
   GptOptions o = small();
   o.model.layers = 4;
-  o.model.tie = false;
   o.batch = 8;
   o.parallel.fsdp = true;
-  for (const int ranks : {2, 4, 8}) {
+  for (const auto& [ranks, tied] : {std::pair{2, true}, {2, false}, {4, false}, {8, false}}) {
     std::mutex mutex;
-    test::distributed_test({ranks}, [&](World& w) {
+    o.model.tie = tied;
+    test::distributed_test({ranks}, [&, ranks = ranks](World& w) {
       GptOptions own = o;
       own.parallel.ranks = ranks;
       const LiveBytes real = real_peak(own, train::Ranks(w, own));
