@@ -3,18 +3,47 @@
 
 #include "weft/bench/fma_peak.h"
 #include "weft/bench/harness.h"
+#include "weft/bench/product_sequence.h"
 #include "weft/bench/step_products.h"
 #include "weft/core/cpu/product.h"
 
 /// The products of the models of bench/models.h by each engine of WEFT_GEMM.
 namespace weft::bench {
 
+inline constexpr std::array kEngines = {"weft", "onednn"};
+
+/// Prints the GFLOP/s of all products of a step in their order by each engine, and the median ratio
+/// of times; see ProductSequence. The engines alternate.
+inline void sequence_row(Report& report, const StepModel& m) {
+  constexpr int kTurns = 20;
+  constexpr double kSeconds = 4;
+  const ProductSequence step(m);
+  double best[2] = {1e9, 1e9};
+  std::vector<double> ratios;
+  const double start = now();
+  for (int turn = 0; turn < 3 || (turn < kTurns && now() - start < kSeconds); ++turn) {
+    double taken[2] = {};
+    for (const std::size_t e : {0, 1}) {
+      cpu::set_gemm_engine(kEngines[e]);
+      const double begin = now();
+      step.run();
+      taken[e] = now() - begin;
+      if (turn > 0) best[e] = std::min(best[e], taken[e]);
+    }
+    if (turn > 0) ratios.push_back(taken[1] / taken[0]);
+  }
+  const std::string name = message("{}: in the order of a step", m.name);
+  std::printf("%-50s %8.1f %8.1f %6.2f\n", name.c_str(), step.flops() / best[0] * 1e-9,
+              step.flops() / best[1] * 1e-9, median(ratios));
+  for (const std::size_t e : {0, 1})
+    report.add(message("{}, {}", name, kEngines[e]), step.flops() / best[e] * 1e-9, "GFLOP/s");
+}
+
 /// Prints the best GFLOP/s by the in-tree product and by oneDNN, the ratio of their times (the
 /// median of pairs), the share of the multiply-add peak that the in-tree product reaches, and which
-/// of the two a layer uses. The engines and the peak alternate. `model`: one of kStepModels, or
-/// all. Throws Error for another name, and in a build without oneDNN.
+/// of the two a layer uses. The engines and the peak alternate. Then sequence_row(). `model`: one
+/// of kStepModels, or all. Throws Error for another name, and in a build without oneDNN.
 inline void product_table(Report& report, const std::string& model) {
-  constexpr std::array kEngines = {"weft", "onednn"};
   constexpr double kSecondsEach = 0.3;
   const cpu::FmaLoop loop = cpu::fma_loop();
   const char* const engine = kEngines[cpu::gemm_engine() == cpu::ProductEngine::library ? 1 : 0];
@@ -59,6 +88,7 @@ inline void product_table(Report& report, const std::string& model) {
     }
     std::printf("%-50s %8.1f %8.1f %6.2f\n", message("{}: all of a step", m.name).c_str(),
                 flops / seconds[0] * 1e-9, flops / seconds[1] * 1e-9, seconds[1] / seconds[0]);
+    sequence_row(report, m);
   }
   check(found, "--products: must be all or a model for the CPU, got {}", model);
 }

@@ -1,0 +1,64 @@
+#pragma once
+#include <map>
+
+#include "weft/bench/step_products.h"
+
+namespace weft::bench {
+
+/// The products of a training step with weights, in the order of a step: forward through the
+/// layers, then backward. Every layer has its own weights, activations and gradients, so that
+/// operands lie where a step finds them, and not in the caches as in a loop over one product.
+class ProductSequence {
+ public:
+  explicit ProductSequence(const StepModel& model) {
+    const std::vector<StepProduct> kinds = step_products(model);
+    std::vector<Weight> forward;
+    // Three products of a weight follow each other; those of the head come last.
+    constexpr std::size_t kProducts = 3;
+    for (std::int64_t layer = 0; layer < model.config.layers; ++layer)
+      for (std::size_t i = 0; i + kProducts < kinds.size(); i += kProducts)
+        forward.push_back(weight(kinds[i]));
+    forward.push_back(weight(kinds[kinds.size() - kProducts]));
+    for (const Weight& w : forward) add(w.x, transposed(w.w), w.y);
+    for (auto w = forward.rbegin(); w != forward.rend(); ++w) {
+      const Tensor& dy = gradient(w->y.shape());
+      add(dy, w->w, gradient(w->x.shape()));
+      add(transposed(dy), w->x, w->dw);
+    }
+  }
+
+  double flops() const { return flops_; }
+  void run() const {
+    for (const Product& p : products_) gemm(p.a, p.b, p.out);
+  }
+
+ private:
+  struct Weight {
+    Tensor x, w, y, dw;
+  };
+  struct Product {
+    Tensor a, b, out;
+  };
+
+  static Weight weight(const StepProduct& forward) {
+    const Shape out_in{forward.n, forward.k};
+    return {Tensor::full({forward.m, forward.k}, 0.5), Tensor::full(out_in, 0.25),
+            Tensor::full({forward.m, forward.n}, 0), Tensor::full(out_in, 0)};
+  }
+  // A step reuses the memory of these.
+  const Tensor& gradient(const Shape& shape) {
+    const auto [found, fresh] = gradients_.try_emplace(shape[1]);
+    if (fresh) found->second = Tensor::full(shape, 0.125);
+    return found->second;
+  }
+  void add(const Tensor& a, const Tensor& b, const Tensor& out) {
+    products_.push_back({a, b, out});
+    flops_ += 2 * static_cast<double>(out.numel()) * static_cast<double>(a.dim(1));
+  }
+
+  std::vector<Product> products_;
+  std::map<std::int64_t, Tensor> gradients_;  // by columns
+  double flops_ = 0;
+};
+
+}  // namespace weft::bench
