@@ -18,9 +18,9 @@
 namespace weft::bench {
 namespace {
 
-// The state is 0.5 GB for a second of steps on two cores, about as that of GPT-2 124M is with 1,024
-// tokens a step: what a save costs the processor does not depend on the steps.
-constexpr std::int64_t kWidth = 1536, kClasses = 16, kBatch = 1024, kSaveEvery = 10, kSteps = 30;
+constexpr std::int64_t kWidth = 1536, kClasses = 16, kSaveEvery = 10, kSteps = 30;
+// Rows of a step: what a save costs the processor does not depend on them.
+constexpr std::int64_t kBatches[] = {512, 1024};
 constexpr int kRuns = 7;
 
 struct Classifier : nn::Module {
@@ -32,10 +32,10 @@ struct Classifier : nn::Module {
   }
 };
 
-data::TensorDataset random_rows() {
-  const Tensor x = Tensor::empty({4 * kBatch, kWidth});
+data::TensorDataset random_rows(std::int64_t count) {
+  const Tensor x = Tensor::empty({count, kWidth});
   normal_(x, {1, 0, 0});
-  const Tensor classes = Tensor::empty({4 * kBatch}, DType::i32);
+  const Tensor classes = Tensor::empty({count}, DType::i32);
   for (std::int64_t i = 0; i < classes.numel(); ++i)
     classes.data<std::int32_t>()[i] = static_cast<std::int32_t>(i * i % kClasses);
   return {x, classes};
@@ -60,15 +60,16 @@ class Quiet {
 };
 
 /// Seconds of a run, which saves its last step at once, and others as told.
-double run(const std::string& folder, std::int64_t save_every, bool async_save) {
+double run(const std::string& folder, std::int64_t batch, std::int64_t save_every,
+           bool async_save) {
   const Quiet quiet;
   Classifier model;
-  train::Options o{.out = folder, .steps = kSteps, .batch = kBatch};
+  train::Options o{.out = folder, .steps = kSteps, .batch = batch};
   o.run.save_every = save_every;
   o.run.async_save = async_save ? train::AsyncSave::on : train::AsyncSave::off;
   o.run.log_every = kSteps;
   o.run.energy = train::Energy::off;
-  const data::TensorDataset rows = random_rows();
+  const data::TensorDataset rows = random_rows(4 * batch);
   const double begin = now();
   train::Trainer trainer(
       model, o, [&](const data::Batch& b) { return train::classify(model(b.inputs), b.targets); });
@@ -88,11 +89,12 @@ constexpr How kHows[] = {{"last step only", 0, false},
                          {"in the background", kSaveEvery, true}};
 
 /// Runs alternate, so that one is close in time to those of the other ways.
-void compare(const std::string& folder, const std::string& disk, Report& report) {
+void compare(const std::string& folder, std::int64_t batch, const std::string& disk,
+             Report& report) {
   std::array<std::vector<double>, 3> seconds;
   for (int i = 0; i < kRuns; ++i)
     for (std::size_t h = 0; h < 3; ++h)
-      seconds[h].push_back(run(folder, kHows[h].save_every, kHows[h].async_save));
+      seconds[h].push_back(run(folder, batch, kHows[h].save_every, kHows[h].async_save));
   std::vector<double> hidden;
   for (std::size_t i = 0; i < seconds[0].size(); ++i)
     hidden.push_back(1 - (seconds[2][i] - seconds[0][i]) / (seconds[1][i] - seconds[0][i]));
@@ -110,16 +112,19 @@ int main(int argc, char** argv) {
   std::string folder = "bench_save";
   Report report(argc, argv, {{"--out", &folder, "DIR"}});
   std::filesystem::remove_all(folder);
-  run(folder, 0, false);  // warm-up
-  const double step = run(folder, 0, false) / kSteps;
-  // Model and two moments in f32. Writing them takes seven of the ten steps between two saves.
   const double bytes = 3.0 * sizeof(float) * (kWidth + 1) * (kWidth + kClasses);
-  const double rate = bytes / (0.7 * kSaveEvery * step);
-  report.row("a step", 1e3 * step, "ms");
   report.row("a checkpoint", 1e-6 * bytes, "MB");
-  compare(folder, "the disk as it is", report);
-  report.row("slowed disk", 1e-6 * rate, "MB/s");
-  io::testing::slow_writes(rate);
-  compare(folder, "slowed disk", report);
+  for (const std::int64_t batch : kBatches) {
+    run(folder, batch, 0, false);  // warm-up
+    const double step = run(folder, batch, 0, false) / kSteps;
+    // Model and two moments in f32. Writing them takes seven of the ten steps between two saves.
+    const double rate = bytes / (0.7 * kSaveEvery * step);
+    report.row(message("a step of {} rows", batch), 1e3 * step, "ms");
+    compare(folder, batch, message("{} rows, the disk as it is", batch), report);
+    report.row(message("{} rows, slowed disk", batch), 1e-6 * rate, "MB/s");
+    io::testing::slow_writes(rate);
+    compare(folder, batch, message("{} rows, slowed disk", batch), report);
+    io::testing::slow_writes(0);
+  }
   return report.finish();
 }

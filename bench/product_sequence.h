@@ -13,7 +13,7 @@ class ProductSequence {
   explicit ProductSequence(const StepModel& model) {
     const std::vector<StepProduct> kinds = step_products(model);
     std::vector<Weight> forward;
-    // Three products of a weight follow each other; those of the head come last.
+    // step_products() lists the three products of each weight, and those of the head last.
     constexpr std::size_t kProducts = 3;
     for (std::int64_t layer = 0; layer < model.config.layers; ++layer)
       for (std::size_t i = 0; i + kProducts < kinds.size(); i += kProducts)

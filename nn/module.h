@@ -123,8 +123,8 @@ class Module {
   virtual std::string describe() const { return "Module"; }
   /// The members of `shard` that this module uses, as a set of Shard::Member.
   virtual unsigned shard_members() const { return 0; }
-  /// Whether backward reads the parameters of this module. Not those of a table of rows: with
-  /// sharded parameters it is gathered for forward only.
+  /// Whether backward reads the parameters of this module. That of an embedding does not: with
+  /// sharded parameters its table is gathered for forward only.
   virtual bool backward_reads_parameters() const { return true; }
   /// Recomputes in place the tables that depend only on the configuration.
   virtual void fill_tables() {}
