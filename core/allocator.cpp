@@ -123,8 +123,14 @@ Storage* take_front_block(int size_class) {
   return s;
 }
 
-// Returns a block of host memory or of the current stream's memory. Null when there is none, even
-// after every cached block was returned to the system.
+// Null when there is no memory, even after every cached block was returned to the system.
+Storage* make_block(SharedCache& cache, int size_class, Device device) {
+  if (Storage* const s = cache.make(size_class)) return s;
+  release_cached_memory(device);
+  return cache.make(size_class);
+}
+
+// Returns a block of host memory or of the current stream's memory, or null.
 Storage* take_block(int size_class, Device device) {
   const bool host = device.is_cpu();
   SharedCache& cache = SharedCache::source(device);
@@ -138,12 +144,7 @@ Storage* take_block(int size_class, Device device) {
     return s;
   }
   c.misses.add(1);
-  s = cache.make(size_class);
-  if (!s) {
-    release_cached_memory(device);
-    s = cache.make(size_class);
-  }
-  return s;
+  return make_block(cache, size_class, device);
 }
 
 [[noreturn]] void throw_out_of_memory(std::int64_t bytes, Device device) {
@@ -318,6 +319,24 @@ Storage* wrap_storage(void* data, std::int64_t bytes, void (*deleter)(void*), vo
   s->deleter = deleter ? deleter : [](void*) {};
   s->deleter_context = context;
   return s;
+}
+
+Storage* take_uncounted(std::int64_t bytes) {
+  SharedCache& cache = SharedCache::get();
+  const int size_class = class_of(std::max<std::int64_t>(bytes, 1));
+  if (size_class >= kClasses) return nullptr;
+  Storage* s = cache.take(size_class);
+  if (!s) s = make_block(cache, size_class, kCpu);
+  if (!s) return nullptr;
+  cache_counters_of(kCpu).made.add(-s->capacity);
+  permit(s->data, bytes);
+  return s;
+}
+
+void give_back_uncounted(Storage* block) {
+  cache_counters_of(kCpu).made.add(block->capacity);
+  forbid(block->data, class_bytes(block->size_class));
+  block->cache->put(block);
 }
 
 namespace {

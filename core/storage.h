@@ -57,6 +57,13 @@ Storage* allocate_storage(std::int64_t bytes, Device device, bool fill_nan);
 /// Wraps memory owned by the caller; `deleter(context)` runs when the last tensor releases it.
 Storage* wrap_storage(void* data, std::int64_t bytes, void (*deleter)(void*), void* context);
 
+/// A block of host memory that memory_stats() shows neither as live nor as cached, for contents
+/// that stay as long as something outside of the program takes. It comes from the allocator's
+/// cache, and give_back_uncounted() returns it there: memory that was used before needs no fresh
+/// pages from the system. Null when there is no memory.
+Storage* take_uncounted(std::int64_t bytes);
+void give_back_uncounted(Storage* block);
+
 /// Frees the block at once. The Storage stays, with its version and owners; reading it throws.
 void empty_storage(Storage* s);
 /// Moves the block of `from` to `to`, which was released and had as many bytes.

@@ -1,15 +1,13 @@
 #include "weft/distributed/checkpoint.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <new>
 #include <utility>
 #include <vector>
 
 #include "weft/autograd/tape.h"
 #include "weft/core/error.h"
+#include "weft/core/storage.h"
 #include "weft/distributed/agree.h"
 
 namespace weft::distributed {
@@ -29,18 +27,15 @@ std::string failure_of(F&& f) {
   return "";
 }
 
-// A tensor in memory that no allocator counts: how long a copy stays depends on the disk, and
-// peak_bytes must not. The copy is the first to touch this memory, and the step waits for it: with
-// large pages it takes half as long.
+// A tensor that peak_bytes does not contain, since how long a copy stays depends on the disk. Fresh
+// pages cost more than the copy itself, and the step waits for it: the memory of the last save
+// serves again.
 Tensor uncounted(const Shape& shape, DType dtype) {
-  constexpr std::size_t kLine = 64, kLargePage = std::size_t{1} << 21;
-  const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
-  const std::size_t unit = bytes < kLargePage ? kLine : kLargePage;
-  const std::size_t room = (std::max<std::size_t>(bytes, 1) + unit - 1) / unit * unit;
-  void* const data = std::aligned_alloc(unit, room);
-  if (data == nullptr) throw std::bad_alloc();
-  if (unit == kLargePage) madvise(data, bytes / unit * unit, MADV_HUGEPAGE);
-  return Tensor::wrap(data, shape, dtype, std::free, data);
+  Storage* const block = take_uncounted(shape.numel() * static_cast<std::int64_t>(size_of(dtype)));
+  if (block == nullptr) throw std::bad_alloc();
+  return Tensor::wrap(
+      block->data, shape, dtype, [](void* b) { give_back_uncounted(static_cast<Storage*>(b)); },
+      block);
 }
 
 // False if there is no memory for it.
