@@ -1,7 +1,9 @@
 #include "weft/distributed/sum_ranks.h"
 
 #include <algorithm>
+#include <type_traits>
 
+#include "weft/core/cpu/stream_copy.h"
 #include "weft/core/error.h"
 
 namespace weft::distributed {
@@ -9,13 +11,13 @@ namespace {
 
 constexpr std::int64_t kBlock = 1024;  // values that stay in the L1 cache together with the inputs
 
-template <Reduce how, class A>
-void add_to(A* sum, const A* x, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) sum[i] = add_rank(how, sum[i], x[i]);
+template <Reduce how, class A, class T>
+void add_to(A* sum, const T* x, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) sum[i] = add_rank(how, sum[i], static_cast<A>(x[i]));
 }
 
-template <class A>
-void add_to(A* sum, const A* x, std::int64_t n, Reduce reduce) {
+template <class A, class T>
+void add_to(A* sum, const T* x, std::int64_t n, Reduce reduce) {
   if (reduce == Reduce::sum) return add_to<Reduce::sum>(sum, x, n);
   if (reduce == Reduce::max) return add_to<Reduce::max>(sum, x, n);
   add_to<Reduce::min>(sum, x, n);
@@ -24,20 +26,21 @@ void add_to(A* sum, const A* x, std::int64_t n, Reduce reduce) {
 template <class T>
 void combine(Reduce reduce, void* out, std::span<const void* const> parts, std::int64_t count) {
   using A = Compute<T>;
-  A sum[kBlock], next[kBlock];
+  alignas(64) A sum[kBlock];
+  // What is not one of the parts is not in a cache either.
+  const bool streams = std::is_same_v<A, T> &&
+                       static_cast<std::size_t>(count) * sizeof(T) >= cpu::kStreamBytes &&
+                       std::find(parts.begin(), parts.end(), out) == parts.end();
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
     const std::int64_t n = std::min(kBlock, count - begin);
-    const auto load = [&](std::size_t part, A* to) {
-      const T* from = static_cast<const T*>(parts[part]) + begin;
-      for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<A>(from[i]);
-    };
-    load(0, sum);
-    for (std::size_t p = 1; p < parts.size(); ++p) {
-      load(p, next);
-      add_to(sum, next, n, reduce);
-    }
+    const auto part = [&](std::size_t p) { return static_cast<const T*>(parts[p]) + begin; };
+    for (std::int64_t i = 0; i < n; ++i) sum[i] = static_cast<A>(part(0)[i]);
+    for (std::size_t p = 1; p < parts.size(); ++p) add_to(sum, part(p), n, reduce);
     T* to = static_cast<T*>(out) + begin;
-    for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(sum[i]);
+    if (streams)
+      cpu::stream_copy(to, sum, static_cast<std::size_t>(n) * sizeof(T));
+    else
+      for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(sum[i]);
   }
 }
 

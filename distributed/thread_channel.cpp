@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "weft/core/cpu/stream_copy.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/cuda_runtime.h"
@@ -23,7 +24,8 @@ char* element(const Tensor& t, std::int64_t i) {
 void copy(const Operation& op, void* to, const void* from, std::int64_t bytes) {
   if (to == from || bytes == 0) return;
   if (!op.stream) {
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+    const auto n = static_cast<std::size_t>(bytes);
+    n < cpu::kStreamBytes ? void(std::memcpy(to, from, n)) : cpu::stream_copy(to, from, n);
     return;
   }
   if constexpr (kWithCuda) {

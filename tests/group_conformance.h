@@ -37,6 +37,7 @@ class GroupConformance {
     nan_wins<bf16>();
     nan_wins<f16>();
     in_flight();
+    if (device_.is_cpu() && n_ == 2) large();
     g_.barrier().wait();
   }
 
@@ -358,6 +359,18 @@ class GroupConformance {
     expect_reduced<float>("all_reduce among several", x, Reduce::sum);
     expect_reduced<float>("reduce_scatter that nobody waits for", parts, Reduce::sum);
     expect_reduced<double>("all_reduce behind others", other, Reduce::min);
+  }
+
+  // Threads copy and add these past the caches.
+  void large() {
+    constexpr std::int64_t kLarge = 70'001;
+    gather(DType::f32, {1, kLarge}, {1, 1});
+    const Tensor in = values<float>({2 * kLarge}, me_), out = blank({kLarge}, DType::f32);
+    g_.reduce_scatter(out, in).wait();
+    expect_reduced<float>("reduce_scatter of large parts", out, Reduce::sum, kLarge * me_);
+    const Tensor x = values<float>({2 * kLarge}, me_);
+    g_.all_reduce(x).wait();
+    expect_reduced<float>("all_reduce of large parts", x, Reduce::sum);
   }
 
   distributed::ProcessGroup& g_;
