@@ -11,24 +11,10 @@
 namespace weft::distributed {
 namespace {
 
-constexpr const char* kKey = "pieces";
 // Files kept open: a rank that reads what it has written needs one of each kind.
 constexpr std::size_t kOpen = 8;
 // Elements that are less than a page apart are read together, up to so many bytes.
 constexpr std::int64_t kPage = 4096, kMostAtOnce = 4 << 20;
-
-bool is_whole(const ShardSlice& p) {
-  return p.spec.cuts.empty() && p.begin == 0 && p.end == p.spec.whole.numel();
-}
-
-bool same(const ShardSlice& a, const ShardSlice& b) {
-  const auto same_cut = [](const nn::ShardSpec::Cut& x, const nn::ShardSpec::Cut& y) {
-    return x.axis == y.axis && x.ranges == y.ranges;
-  };
-  return a.begin == b.begin && a.end == b.end && a.spec.whole == b.spec.whole &&
-         std::equal(a.spec.cuts.begin(), a.spec.cuts.end(), b.spec.cuts.begin(), b.spec.cuts.end(),
-                    same_cut);
-}
 
 // Calls f(offset in the whole, offset in the slice, count) for every contiguous run.
 template <class F>
@@ -39,112 +25,7 @@ void each_run(const ShardSlice& p, F&& f) {
                    });
 }
 
-io::Json to_json(const ShardSlice& p) {
-  io::Json whole = io::Json::Array(), cuts = io::Json::Array();
-  for (int i = 0; i < p.spec.whole.size(); ++i) whole.push_back(p.spec.whole[i]);
-  for (const nn::ShardSpec::Cut& cut : p.spec.cuts) {
-    io::Json ranges = io::Json::Array();
-    for (const auto& [begin, end] : cut.ranges) {
-      io::Json range = io::Json::Array();
-      range.push_back(begin);
-      range.push_back(end);
-      ranges.push_back(std::move(range));
-    }
-    cuts.push_back(io::Json().set("axis", std::int64_t{cut.axis}).set("ranges", std::move(ranges)));
-  }
-  return io::Json()
-      .set("whole", std::move(whole))
-      .set("cuts", std::move(cuts))
-      .set("begin", p.begin)
-      .set("end", p.end);
-}
-
-Shape whole_from_json(const io::Json& json, const std::string& where) {
-  Shape whole;
-  std::int64_t elements = 1;
-  for (const io::Json& n : json.items()) {
-    check_system(whole.size() < kMaxDims, "{}: at most {} axes", where, kMaxDims);
-    const std::int64_t d = n.as_int();
-    // An axis of length 0 does not excuse an overflow of the others, because strides are their
-    // products.
-    check_system(d == 0 || (d > 0 && !__builtin_mul_overflow(elements, d, &elements)),
-                 "{}: sizes must be at least 0 and their product a number, got {}", where, d);
-    whole.push_back(d);
-  }
-  return whole;
-}
-
-nn::ShardSpec::Cut cut_from_json(const io::Json& json, const Shape& whole,
-                                 const std::string& where) {
-  const std::int64_t axis = json.at("axis").as_int();
-  check_system(0 <= axis && axis < whole.size(),
-               "{}: shard_spec: a cut must be along an axis of {}, got axis {}", where, whole,
-               axis);
-  nn::ShardSpec::Cut cut{static_cast<int>(axis), {}};
-  for (const io::Json& range : json.at("ranges").items()) {
-    check_system(range.items().size() == 2, "{}: a range must have two ends", where);
-    cut.ranges.emplace_back(range.items()[0].as_int(), range.items()[1].as_int());
-  }
-  return cut;
-}
-
-ShardSlice slice_from_json(const io::Json& json, const std::string& where) {
-  ShardSlice p;
-  p.spec.whole = whole_from_json(json.at("whole"), where);
-  for (const io::Json& cut : json.at("cuts").items())
-    p.spec.cuts.push_back(cut_from_json(cut, p.spec.whole, where));
-  p.begin = json.at("begin").as_int();
-  p.end = json.at("end").as_int();
-  std::int64_t elements = 0;
-  try {
-    elements = shape_of(p.spec).numel();
-  } catch (const Error& e) {
-    throw Error(where + ": " + e.what(), Fault::system);
-  }
-  check_system(0 <= p.begin && p.begin <= p.end && p.end <= elements,
-               "{}: begin and end must be among {} elements, got {} and {}", where, elements,
-               p.begin, p.end);
-  return p;
-}
-
 }  // namespace
-
-ShardSlice ShardSlice::of(const nn::ShardSpec& part) { return {part, 0, shape_of(part).numel()}; }
-
-SliceSources sources_of(const SlicedTensors& slices) {
-  SliceSources out;
-  for (const auto& [name, t] : slices)
-    out[name] = {{t.values.shape(), t.values.dtype(), [t = t.values] { return t; }}, t.slice};
-  return out;
-}
-
-io::FileSummary save_slices(const std::string& path, const SliceSources& slices,
-                            const io::Metadata& metadata, const std::stop_token& stop) {
-  TensorSources tensors;
-  io::Json list = io::Json::object();
-  bool cut = false;
-  for (const auto& [name, s] : slices) {
-    const std::int64_t values = s.values.shape.numel();
-    check(values == s.slice.end - s.slice.begin, "save_slices: {} must have {} values, got {}",
-          name, s.slice.end - s.slice.begin, values);
-    TensorSource& out = tensors[name] = s.values;
-    if (is_whole(s.slice)) {
-      out.shape = s.slice.spec.whole;
-      out.read = [&s = s] { return s.values.read().detach().view(s.slice.spec.whole); };
-    } else {
-      list.set(name, to_json(s.slice));
-      cut = true;
-    }
-  }
-  io::Metadata with_slices = metadata;
-  if (cut) with_slices[kKey] = list.dump();
-  return io::write_safetensors(path, tensors, with_slices, stop);
-}
-
-io::FileSummary save_slices(const std::string& path, const SlicedTensors& slices,
-                            const io::Metadata& metadata) {
-  return save_slices(path, sources_of(slices), metadata);
-}
 
 Tensor move_rows(const Tensor& given, const std::vector<std::int64_t>& rows, bool back) {
   const Tensor x = given.contiguous(), out = empty_like(x);
@@ -239,8 +120,8 @@ void ShardFiles::add_file(const std::string& path, io::SafetensorsIndex index) {
   const io::SafetensorsFile& file =
       files_.emplace_back(io::SafetensorsFile::of_index(path, std::move(index)));
   std::vector<std::uint32_t> described(file.size(), kWhole);
-  if (const auto found = file.metadata().find(kKey); found != file.metadata().end()) {
-    const std::string what = message("'{}': {}", path, kKey);
+  if (const auto found = file.metadata().find(kSlicesKey); found != file.metadata().end()) {
+    const std::string what = message("'{}': {}", path, kSlicesKey);
     const auto member = [&](const std::string& name, const io::Json& json, std::size_t byte) {
       const std::size_t i = file.find(name);
       check_system(i < file.size() && described[i] == kWhole,
@@ -385,7 +266,7 @@ void ShardFiles::read_into(const std::string& name, const ShardSlice& slice,
   check(out.numel() == slice.end - slice.begin, "checkpoint: {} needs room for {} values, got {}",
         name, slice.end - slice.begin, out.numel());
   for (const Source& s : found) {
-    if (!same(this->slice(s), slice)) continue;
+    if (this->slice(s) != slice) continue;
     const io::SafetensorsFile& file = opened(s.file);
     const std::string own(stored(s));
     if (!is_rearranged(s) && file.shape(own) == out.shape()) return file.read_into(own, out);
@@ -490,7 +371,7 @@ void ShardFiles::check_complete(const std::string& name, std::span<const Source>
 
 Tensor ShardFiles::whole(const std::string& name) const {
   const std::span<const Source> found = sources(name);
-  if (found.size() == 1 && is_whole(slice(found[0])))
+  if (found.size() == 1 && slice(found[0]).is_whole())
     return tensor(found[0]).view(whole_shape(found[0]));
   check_complete(name, found);  // before allocating
   const Tensor out = Tensor::empty(whole_shape(found[0]), dtype(name));

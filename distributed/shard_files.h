@@ -4,34 +4,15 @@
 #include <functional>
 #include <map>
 #include <span>
-#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "weft/core/tensor_source.h"
+#include "weft/distributed/shard_slice.h"
 #include "weft/distributed/world.h"
 #include "weft/io/safetensors.h"
-#include "weft/nn/shard_spec.h"
 
 namespace weft::distributed {
-
-/// Where values belong in a whole tensor: the elements [begin, end) of a shard, in row-major order.
-struct ShardSlice {
-  nn::ShardSpec spec;
-  std::int64_t begin = 0, end = 0;
-
-  /// All of a shard.
-  static ShardSlice of(const nn::ShardSpec& part);
-  /// All of an unsharded tensor.
-  static ShardSlice of(const Shape& whole) { return of(nn::ShardSpec{whole, {}}); }
-};
-
-struct SlicedTensor {
-  Tensor values;  ///< of the shard's shape, or (end - begin) for a part of it
-  ShardSlice slice;
-};
-using SlicedTensors = std::map<std::string, SlicedTensor>;
 
 /// The place of a tensor that a file has under another name, as a part of a larger one, and how its
 /// values differ from those of that part.
@@ -52,23 +33,6 @@ Tensor move_rows(const Tensor& x, const std::vector<std::int64_t>& rows, bool ba
 
 /// By the name in the file; tensors that are not listed are left out.
 using Renames = std::map<std::string, Renamed, std::less<>>;
-
-/// The same before the values are read.
-struct SliceSource {
-  TensorSource values;
-  ShardSlice slice;
-};
-using SliceSources = std::map<std::string, SliceSource>;
-SliceSources sources_of(const SlicedTensors& slices);
-
-/// Writes the tensors of one rank as .safetensors, reading one at a time. Unsharded tensors are
-/// stored as usual; for shards the metadata key "pieces" says where they belong. Throws Error when
-/// values and slice differ in their number of elements, when writing fails, and when a stop is
-/// requested.
-io::FileSummary save_slices(const std::string& path, const SliceSources& slices,
-                            const io::Metadata& metadata = {}, const std::stop_token& stop = {});
-io::FileSummary save_slices(const std::string& path, const SlicedTensors& slices,
-                            const io::Metadata& metadata = {});
 
 /// The files of all ranks together. Reads tensors as if they had never been sharded, or sharded
 /// another way. Keeps few files open, however many there are. Not for several threads at a time.

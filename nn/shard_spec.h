@@ -16,9 +16,11 @@ struct ShardSpec {
   struct Cut {
     int axis = 0;
     std::vector<std::pair<std::int64_t, std::int64_t>> ranges;  ///< [begin, end), ascending
+    bool operator==(const Cut&) const = default;
   };
   Shape whole;            ///< shape of the unsharded parameter
   std::vector<Cut> cuts;  ///< each axis at most once; empty: the whole parameter
+  bool operator==(const ShardSpec&) const = default;
 };
 
 /// The shape of the part.
