@@ -325,7 +325,7 @@ Storage* take_uncounted(std::int64_t bytes) {
   SharedCache& cache = SharedCache::get();
   const int size_class = class_of(std::max<std::int64_t>(bytes, 1));
   if (size_class >= kClasses) return nullptr;
-  Storage* s = cache.take(size_class);
+  Storage* s = cache.take(size_class, true);  // its contents stay long
   if (!s) s = make_block(cache, size_class, kCpu);
   if (!s) return nullptr;
   cache_counters_of(kCpu).made.add(-s->capacity);

@@ -160,13 +160,14 @@ void SharedCache::unmap(void* p, std::int64_t bytes) {
   }
 }
 
-Storage* SharedCache::take(int size_class) {
+Storage* SharedCache::take(int size_class, bool exact) {
   const std::lock_guard lock(mutex_);
   if (!deferred_.empty()) reclaim_deferred(false);
   // Gradients need other sizes than the activations just freed. A smaller request reuses a separate
   // mapping of at most twice its size rather than growing the process. Small blocks serve only
   // their own class.
-  const int last = class_bytes(size_class) < kHugePage ? size_class : size_class + kLargerClasses;
+  const int last =
+      exact || class_bytes(size_class) < kHugePage ? size_class : size_class + kLargerClasses;
   for (int c = size_class; c <= last && c < kClasses; ++c)
     if (Storage* s = heads_[c]) {
       unlink(s);

@@ -58,7 +58,7 @@ inline MemoryCounters& counters_of(Device d) { return domain_counters[index_of(d
 /// The counters of the memory underneath, which all domains share.
 struct CacheCounters {
   Counter evictions, system_allocs;
-  Counter made;  ///< bytes of all blocks; a live block counts by its request
+  Counter made;  ///< bytes of all blocks but uncounted ones; a live block counts by its request
 };
 extern CacheCounters cache_counters[kMemories];
 inline CacheCounters& cache_counters_of(Device d) { return cache_counters[index_of(d)]; }
@@ -103,8 +103,9 @@ class SharedCache {
   /// capture, which cannot wait, skips blocks that another stream may still use.
   static void evict_device(Device device);
 
-  /// A free block of the class, or a larger one where blocks are separate mappings; or null.
-  Storage* take(int size_class);
+  /// A free block of the class, or, unless `exact`, a larger one where blocks are separate
+  /// mappings; or null.
+  Storage* take(int size_class, bool exact = false);
   void put(Storage* s);
   /// Declares that kernels will use this many bytes of a block of this cache.
   void mark_usable(const Storage* s, std::int64_t bytes);

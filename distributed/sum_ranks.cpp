@@ -27,20 +27,22 @@ template <class T>
 void combine(Reduce reduce, void* out, std::span<const void* const> parts, std::int64_t count) {
   using A = Compute<T>;
   alignas(64) A sum[kBlock];
-  // What is not one of the parts is not in a cache either.
-  const bool streams = std::is_same_v<A, T> &&
-                       static_cast<std::size_t>(count) * sizeof(T) >= cpu::kStreamBytes &&
-                       std::find(parts.begin(), parts.end(), out) == parts.end();
+  // What waits for a large sum beside its parts reads it later.
+  [[maybe_unused]] const bool streams =
+      static_cast<std::size_t>(count) * sizeof(T) >= cpu::kStreamBytes &&
+      std::find(parts.begin(), parts.end(), out) == parts.end();
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
     const std::int64_t n = std::min(kBlock, count - begin);
     const auto part = [&](std::size_t p) { return static_cast<const T*>(parts[p]) + begin; };
     for (std::int64_t i = 0; i < n; ++i) sum[i] = static_cast<A>(part(0)[i]);
     for (std::size_t p = 1; p < parts.size(); ++p) add_to(sum, part(p), n, reduce);
     T* to = static_cast<T*>(out) + begin;
-    if (streams)
-      cpu::stream_copy(to, sum, static_cast<std::size_t>(n) * sizeof(T));
-    else
-      for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(sum[i]);
+    if constexpr (std::is_same_v<A, T>)
+      if (streams) {
+        cpu::stream_copy(to, sum, static_cast<std::size_t>(n) * sizeof(T));
+        continue;
+      }
+    for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(sum[i]);
   }
 }
 

@@ -25,7 +25,10 @@ void copy(const Operation& op, void* to, const void* from, std::int64_t bytes) {
   if (to == from || bytes == 0) return;
   if (!op.stream) {
     const auto n = static_cast<std::size_t>(bytes);
-    n < cpu::kStreamBytes ? void(std::memcpy(to, from, n)) : cpu::stream_copy(to, from, n);
+    if (n < cpu::kStreamBytes)
+      std::memcpy(to, from, n);
+    else
+      cpu::stream_copy(to, from, n);
     return;
   }
   if constexpr (kWithCuda) {
