@@ -4,14 +4,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <thread>
 
 #include "weft/core/allocator.h"
 #include "weft/core/memory_domain.h"
-#include "weft/core/storage.h"
 #include "weft/tests/count_new.h"
 #include "weft/tests/support.h"
 
@@ -346,43 +343,6 @@ TEST_CASE("allocator: without memory there is one clear error and the process co
         "allocate: too large, got 1125899906842624 bytes");
   CHECK(memory_stats().live_bytes == live);
   CHECK(block(100).numel() == 100);
-}
-
-TEST_CASE("allocator: an uncounted block shows nowhere and its memory serves again") {
-  release_cached_memory();
-  MemoryStats start = memory_stats();
-  reset_peak();
-  const auto same = [&](std::int64_t cached) {
-    const MemoryStats now = memory_stats();
-    CHECK(now.live_bytes == start.live_bytes);
-    CHECK(now.peak_bytes == start.live_bytes);
-    CHECK(now.hits == start.hits);
-    CHECK(now.misses == start.misses);
-    CHECK(now.cached_bytes == cached);
-  };
-  for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{100}, 3 * kMiB}) {
-    Storage* const first = take_uncounted(bytes);
-    void* const data = first->data;
-    std::memset(data, 1, static_cast<std::size_t>(bytes));
-    same(0);
-    Storage* const second = take_uncounted(bytes);
-    CHECK(second->data != data);
-    give_back_uncounted(first);
-    const std::int64_t room = size_class_bytes(std::max<std::int64_t>(bytes, 1));
-    same(room);
-    CHECK(take_uncounted(bytes)->data == data);
-    same(0);
-    give_back_uncounted(first);
-    give_back_uncounted(second);
-    same(2 * room);
-    CHECK(block(room).raw() == second->data);
-    ++start.hits;
-    release_cached_memory();
-    CHECK(memory_stats().cached_bytes == 0);
-    reset_peak();
-  }
-  CHECK(take_uncounted(std::int64_t{1} << 47) == nullptr);
-  CHECK(take_uncounted(std::int64_t{1} << 50) == nullptr);
 }
 
 TEST_CASE("allocator: if the system refuses, the cache is released and the request repeated") {
