@@ -4,6 +4,7 @@
 #include "weft/autograd/layer_norm.h"
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/rms_norm.h"
+#include "weft/autograd/view.h"
 #include "weft/core/error.h"
 
 namespace weft::nn {
