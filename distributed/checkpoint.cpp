@@ -1,6 +1,7 @@
 #include "weft/distributed/checkpoint.h"
 
 #include <algorithm>
+#include <memory>
 #include <new>
 #include <utility>
 #include <vector>
@@ -31,26 +32,33 @@ std::string failure_of(F&& f) {
 // pages cost more than the copy itself, and the step waits for it: the memory of the last save
 // serves again.
 Tensor uncounted(const Shape& shape, DType dtype) {
-  Storage* const block = take_uncounted(shape.numel() * static_cast<std::int64_t>(size_of(dtype)));
-  if (block == nullptr) throw std::bad_alloc();
-  return Tensor::wrap(
+  std::unique_ptr<Storage, decltype(&give_back_uncounted)> block(
+      take_uncounted(shape.numel() * static_cast<std::int64_t>(size_of(dtype))),
+      give_back_uncounted);
+  if (!block) throw std::bad_alloc();
+  const Tensor tensor = Tensor::wrap(
       block->data, shape, dtype, [](void* b) { give_back_uncounted(static_cast<Storage*>(b)); },
-      block);
+      block.get());
+  block.release();
+  return tensor;
 }
 
-// False if there is no memory for it.
-bool copy_to_host(SliceSources& slices) {
+// False, and no copy stays, if a value cannot be read or there is no memory for them all. Writing
+// needs one at a time: it may still succeed, and else says what is wrong.
+bool copy_to_host(CheckpointPart& part) {
   const NoGradGuard off;
+  std::vector<std::pair<TensorSource*, Tensor>> copies;
   try {
-    for (auto& [name, slice] : slices) {
-      TensorSource& source = slice.values;
-      const Tensor copy = uncounted(source.shape, source.dtype);
-      copy.copy_(source.read().detach());
-      source.read = [copy] { return copy; };
-    }
-  } catch (const std::bad_alloc&) {
+    for (SliceSources* const slices : {&part.model, &part.optimizer})
+      for (auto& [name, slice] : *slices) {
+        TensorSource& source = slice.values;
+        copies.emplace_back(&source, uncounted(source.shape, source.dtype));
+        copies.back().second.copy_(source.read().detach());
+      }
+  } catch (const std::exception&) {
     return false;
   }
+  for (const auto& [source, copy] : copies) source->read = [copy = copy] { return copy; };
   return true;
 }
 
@@ -61,11 +69,8 @@ CheckpointSave::CheckpointSave(World& world, const std::string& out_dir, Checkpo
     : world_(world), out_dir_(out_dir), part_(std::move(part)), options_(options) {
   check(options.keep >= 0, "save_checkpoint: keep must be at least 0, got {}", options.keep);
   on_rank_0(world, [&] { io::begin_checkpoint(out_dir, part_.step); });
-  bool copied = false;
-  not_written_ = failure_of([&] {
-    copied = options.background && copy_to_host(part_.model) && copy_to_host(part_.optimizer);
-  });
-  if (!copied && not_written_.empty()) write();
+  const bool copied = options.background && copy_to_host(part_);
+  if (!copied) write();
   // After the last value is read: a rank that aborted a collective knows it before any rank reads a
   // wrong value.
   if (options.devices && not_written_.empty())

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "weft/core/error.h"
@@ -115,6 +117,53 @@ TEST_CASE("sharded checkpoint: in the background, the values are those when the 
     CHECK(value_of(*io::find_checkpoint(out.path())) == ranks);
   }
   io::testing::slow_writes(0);
+}
+
+TEST_CASE("sharded checkpoint: without memory for copies the values are written at once") {
+  const test::TempFolder out;
+  for (const bool is_bad_alloc : {false, true}) {
+    run_ranks(2, [&](World& w) {
+      const Held held(w, is_bad_alloc);
+      CheckpointPart part{.step = 1 + is_bad_alloc,
+                          .model = sources_of(held.model),
+                          .optimizer = sources_of(held.optimizer)};
+      int reads = 0, refused = 0;
+      const auto count = [&](TensorSource& source, bool refuses) {
+        source.read = [&, refuses, read = source.read] {
+          if (refuses && ++refused == 1) {
+            if (is_bad_alloc) throw std::bad_alloc();
+            throw Error("no room", Fault::system);
+          }
+          ++reads;
+          return read();
+        };
+      };
+      // The first tensor is copied before the last one is refused: it is read again.
+      count(part.model.at("w").values, false);
+      count(part.optimizer.at("w.m").values, true);
+      CheckpointSave save(w, out.path(), std::move(part), {.background = true});
+      CHECK(reads == 3);
+      for (const SlicedTensors& tensors : {held.model, held.optimizer})
+        for (const auto& [name, t] : tensors) t.values.fill_(-1);
+      save.finish();
+    });
+    CHECK(value_of(*io::find_checkpoint(out.path())) == is_bad_alloc);
+  }
+}
+
+TEST_CASE("sharded checkpoint: a value that cannot be read fails the save on all ranks") {
+  const test::TempFolder out;
+  std::vector<std::string> texts(2);
+  run_ranks(2, [&](World& w) {
+    const Held held(w, 1);
+    CheckpointPart part{.step = 1, .model = sources_of(held.model)};
+    if (w.rank() == 1)
+      part.model.at("w").values.read = []() -> Tensor { throw Error("gone", Fault::system); };
+    texts[static_cast<std::size_t>(w.rank())] = error_of(
+        [&] { CheckpointSave(w, out.path(), std::move(part), {.background = true}).finish(); });
+  });
+  for (const std::string& text : texts) CHECK(text == "save_checkpoint: rank 1: gone");
+  CHECK(!io::find_checkpoint(out.path()));
 }
 
 TEST_CASE(
