@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "weft/autograd/tape.h"
+#include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/core/storage.h"
 #include "weft/distributed/agree.h"
@@ -200,7 +201,8 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
 std::int64_t bytes_of(const SliceSources& slices) {
   std::int64_t bytes = 0;
   for (const auto& [name, s] : slices)
-    bytes += s.values.shape.numel() * static_cast<std::int64_t>(size_of(s.values.dtype));
+    bytes += size_class_bytes(s.values.shape.numel() *
+                              static_cast<std::int64_t>(size_of(s.values.dtype)));
   return bytes;
 }
 

@@ -96,7 +96,7 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
                      const std::map<std::string, std::string>& more = {},
                      const World* devices = nullptr);
 
-/// The bytes that a CheckpointSave copies.
+/// The bytes of memory that the copies of a CheckpointSave take.
 std::int64_t bytes_of(const SliceSources& slices);
 
 /// io::find_checkpoint() by rank 0; each rank verifies a share of the files. Throws the same Error

@@ -20,10 +20,11 @@ class GroupConformance {
       : g_(group), device_(device), n_(group.size()), me_(group.rank()) {}
 
   void all() {
-    for (int t = 0; t < kDTypes; ++t) {
-      moves(static_cast<DType>(t));
-      messages(static_cast<DType>(t));
-    }
+    for (int t = 0; t < kDTypes; ++t)
+      for (const Shape& shape : row_shapes()) {
+        moves(static_cast<DType>(t), shape);
+        messages(static_cast<DType>(t), shape);
+      }
     for (const DType t : {DType::f32, DType::u8}) batches(t);
     reductions<float>();
     reductions<double>();
@@ -144,17 +145,15 @@ class GroupConformance {
     return {Shape{1}, Shape{1, 7}, Shape{1, 3, 5}, Shape{1, 0}};
   }
 
-  void moves(DType t) {
-    for (const Shape& shape : row_shapes()) {
-      for (const Rows& rows : splits()) gather(t, shape, rows);
-      to_all(t, shape);
-      for (int root = 0; root < n_; ++root) {
-        const Tensor x = raw_values(with_rows(4, shape), t, me_);
-        g_.broadcast(x, root).wait();
-        Rows rows(at(n_), 0);
-        rows[at(root)] = 4;
-        expect_rows("broadcast", x, rows, Rows(at(n_), 0));
-      }
+  void moves(DType t, const Shape& shape) {
+    for (const Rows& rows : splits()) gather(t, shape, rows);
+    to_all(t, shape);
+    for (int root = 0; root < n_; ++root) {
+      const Tensor x = raw_values(with_rows(4, shape), t, me_);
+      g_.broadcast(x, root).wait();
+      Rows rows(at(n_), 0);
+      rows[at(root)] = 4;
+      expect_rows("broadcast", x, rows, Rows(at(n_), 0));
     }
   }
 
@@ -200,30 +199,28 @@ class GroupConformance {
                 Rows(at(n_), 2 * me_ * row_elements(out)));
   }
 
-  void messages(DType t) {
+  void messages(DType t, const Shape& shape) {
     const int next = (me_ + 1) % n_, last = (me_ + n_ - 1) % n_;
     const auto from = [&](int rank, std::int64_t rows) {
       Rows list(at(n_), 0);
       list[at(rank)] = rows;
       return list;
     };
-    for (const Shape& shape : row_shapes()) {
-      // Each rank sends one row more than the previous rank.
-      const Tensor in = raw_values(with_rows(me_ + 1, shape), t, me_);
-      Tensor out = blank(with_rows(last + 1, shape), t);
-      g_.exchange(out, last, in, next).wait();
-      expect_rows("exchange with the next", out, from(last, last + 1), Rows(at(n_), 0));
-      out = blank(with_rows(next + 1, shape), t);
-      g_.exchange(out, next, in, last).wait();
-      expect_rows("exchange with the one before", out, from(next, next + 1), Rows(at(n_), 0));
-      if (n_ == 1) continue;
-      // Along a chain: the first rank's rows reach the last rank.
-      const Tensor x =
-          me_ == 0 ? raw_values(with_rows(2, shape), t, 0) : blank(with_rows(2, shape), t);
-      if (me_ > 0) g_.receive(x, last).wait();
-      if (next > 0) g_.send(x, next).wait();
-      expect_rows("send and receive", x, from(0, 2), Rows(at(n_), 0));
-    }
+    // Each rank sends one row more than the previous rank.
+    const Tensor in = raw_values(with_rows(me_ + 1, shape), t, me_);
+    Tensor out = blank(with_rows(last + 1, shape), t);
+    g_.exchange(out, last, in, next).wait();
+    expect_rows("exchange with the next", out, from(last, last + 1), Rows(at(n_), 0));
+    out = blank(with_rows(next + 1, shape), t);
+    g_.exchange(out, next, in, last).wait();
+    expect_rows("exchange with the one before", out, from(next, next + 1), Rows(at(n_), 0));
+    if (n_ == 1) return;
+    // Along a chain: the first rank's rows reach the last rank.
+    const Tensor x =
+        me_ == 0 ? raw_values(with_rows(2, shape), t, 0) : blank(with_rows(2, shape), t);
+    if (me_ > 0) g_.receive(x, last).wait();
+    if (next > 0) g_.send(x, next).wait();
+    expect_rows("send and receive", x, from(0, 2), Rows(at(n_), 0));
   }
 
   // All ranks send to all, themselves included: rank a sends (a + 2 b) % 4 rows to rank b, then b
@@ -363,16 +360,28 @@ class GroupConformance {
 
   // Threads copy and add these past the caches.
   void large() {
-    constexpr std::int64_t kLarge = 70'001;
-    gather(DType::f32, {1, kLarge}, {1, 1});
-    const Tensor in = values<float>({2 * kLarge}, me_), out = blank({kLarge}, DType::f32);
-    g_.reduce_scatter(out, in).wait();
-    expect_reduced<float>("reduce_scatter of large parts", out, Reduce::sum, kLarge * me_);
-    const Tensor x = values<float>({2 * kLarge}, me_);
-    g_.all_reduce(x).wait();
-    expect_reduced<float>("all_reduce of large parts", x, Reduce::sum);
+    const Shape row{1, kLarge};
+    moves(DType::f32, row);
+    messages(DType::f32, row);
+    large_sums<float>();
+    large_sums<double>();
   }
 
+  template <class T>
+  void large_sums() {
+    // Behind one element, so that no vector is aligned.
+    const auto unaligned = [](const Tensor& x) { return x.narrow(0, 1, x.dim(0) - 1); };
+    const Tensor in = values<T>({2 * kLarge}, me_);
+    const Tensor out = unaligned(blank({kLarge + 1}, dtype_of<T>()));
+    g_.reduce_scatter(out, in).wait();
+    expect_reduced<T>("reduce_scatter of large parts", out, Reduce::sum, kLarge * me_);
+    const Tensor x = unaligned(blank({2 * kLarge + 1}, dtype_of<T>()));
+    x.copy_(in);
+    g_.all_reduce(x).wait();
+    expect_reduced<T>("all_reduce of large parts", x, Reduce::sum);
+  }
+
+  static constexpr std::int64_t kLarge = 70'001;
   distributed::ProcessGroup& g_;
   const Device device_;
   const int n_, me_;

@@ -23,7 +23,7 @@ void check_least_memory(const Options& options, double parameters, double activa
 std::int64_t predict_peak_bytes(const Task& task, const Options& options, const data::Batch& rows,
                                 int ranks, int rank);
 
-/// The bytes that this rank copies to the host's memory while a checkpoint is written in the
+/// The bytes of the host's memory that this rank's copies take while a checkpoint is written in the
 /// background; 0 if none is.
 std::int64_t copied_by_save(TrainStep& step, const Options& options);
 
