@@ -17,12 +17,30 @@ std::int64_t even_block(std::int64_t n, std::int64_t largest, std::int64_t unit)
   return ceil_div(units, blocks) * unit;
 }
 
-std::int64_t l2_bytes() {
-  static const std::int64_t bytes = [] {
-    const long found = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    return std::clamp(std::int64_t{found}, std::int64_t{256} << 10, std::int64_t{2} << 20);
+std::int64_t cache_bytes(int name, std::int64_t least, std::int64_t most) {
+  return std::clamp(std::int64_t{sysconf(name)}, least, most);
+}
+
+// Bytes of a product's blocks without strips: of a row of a block of a, and of a block of b.
+struct BlockBytes {
+  std::int64_t inner, b;
+};
+
+// The rows of each tile meet all panels of the block of b, which comes from L2. The L3 of AMD's
+// processors is fast enough for that: there the block takes half of a core's share of it, and its
+// panels are several times as long, so that a and c pass less often.
+BlockBytes block_bytes() {
+  static const BlockBytes found = [] {
+    constexpr std::int64_t kKiB = 1024;
+    const BlockBytes standard{1536,
+                              cache_bytes(_SC_LEVEL2_CACHE_SIZE, 256 * kKiB, 2048 * kKiB) / 2};
+#if defined(__x86_64__)
+    const std::int64_t shared = cache_bytes(_SC_LEVEL3_CACHE_SIZE, 0, 32'768 * kKiB) / 16;
+    if (__builtin_cpu_is("amd") && shared >= 1024 * kKiB) return BlockBytes{6144, shared};
+#endif
+    return standard;
   }();
-  return bytes;
+  return found;
 }
 
 struct Free {
@@ -47,12 +65,11 @@ void* packing_buffer(std::size_t bytes) {
 PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t tile_rows,
                            std::int64_t panel_columns, std::size_t element, bool strips) {
   const auto size = static_cast<std::int64_t>(element);
-  // A panel, or the rows of a tile, stays in L1.
-  const std::int64_t inner = even_block(k, 1536 / size, 4);
-  // Without strips the block of b stays in L2, where all rows of a meet it. With strips it is a
-  // block of a that stays there, and b's block comes from L3: its panels pass once for each.
-  const std::int64_t bytes = strips ? std::int64_t{2} << 20 : l2_bytes() / 2;
-  const std::int64_t columns = even_block(n, bytes / size / inner, panel_columns);
+  // Without strips every panel of b's block meets six rows of a at a time. With strips a block of a
+  // stays in L2, a panel in L1, and b's block comes from L3: its panels pass once for each.
+  const BlockBytes most = strips ? BlockBytes{1536, std::int64_t{2} << 20} : block_bytes();
+  const std::int64_t inner = even_block(k, most.inner / size, 4);
+  const std::int64_t columns = even_block(n, most.b / size / inner, panel_columns);
   return {even_block(m, (strips ? 16 : 8) * tile_rows, tile_rows), columns, inner};
 }
 
