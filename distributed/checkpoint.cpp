@@ -198,7 +198,7 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
       .finish();
 }
 
-std::int64_t bytes_of(const SliceSources& slices) {
+std::int64_t bytes_of_copies(const SliceSources& slices) {
   std::int64_t bytes = 0;
   for (const auto& [name, s] : slices)
     bytes += size_class_bytes(s.values.shape.numel() *

@@ -38,9 +38,9 @@ struct SaveOptions {
 /// exist: if a rank dies earlier, the previous checkpoint stays valid.
 ///
 /// In the background, the constructor copies this rank's tensors to memory of the host that no
-/// allocator counts, and returns; without room for a copy it writes them at once. Threads only
-/// write files; that all ranks have written theirs is agreed in advance(), so that no collective
-/// runs beside those of training.
+/// allocator counts, and returns; without room for a copy, or if one fails, it writes at once.
+/// Threads only write files; that all ranks have written theirs is agreed in advance(), so that no
+/// collective runs beside those of training.
 ///
 ///   CheckpointSave save(world, out, part, {.background = true});
 ///   do step(); while (!save.advance());
@@ -97,7 +97,7 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
                      const World* devices = nullptr);
 
 /// The bytes of memory that the copies of a CheckpointSave take.
-std::int64_t bytes_of(const SliceSources& slices);
+std::int64_t bytes_of_copies(const SliceSources& slices);
 
 /// io::find_checkpoint() by rank 0; each rank verifies a share of the files. Throws the same Error
 /// on every rank where io::find_checkpoint() does.

@@ -70,8 +70,8 @@ std::int64_t copied_by_save(TrainStep& step, const Options& o) {
   if (o.run.async_save == AsyncSave::off ||
       !(before_the_end(o.run.save_every) || (o.run.keep_best && before_the_end(o.run.eval_every))))
     return 0;
-  return distributed::bytes_of(distributed::sources_of(step.model_slices())) +
-         distributed::bytes_of(step.optimizer_slices());
+  return distributed::bytes_of_copies(distributed::sources_of(step.model_slices())) +
+         distributed::bytes_of_copies(step.optimizer_slices());
 }
 
 std::int64_t predict_copied_by_save(const Task& task, const Options& options,

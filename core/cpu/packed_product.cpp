@@ -27,8 +27,8 @@ struct BlockBytes {
 };
 
 // The rows of each tile meet all panels of the block of b, which comes from L2. The L3 of AMD's
-// processors is fast enough for that: there the block takes half of a core's share of it, and its
-// panels are several times as long, so that a and c pass less often.
+// processors is fast enough for that: there the block takes half of the share that a core has of an
+// L3 for eight, and its panels are several times as long, so that a and c pass less often.
 BlockBytes block_bytes() {
   static const BlockBytes found = [] {
     constexpr std::int64_t kKiB = 1024;
@@ -65,7 +65,7 @@ void* packing_buffer(std::size_t bytes) {
 PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t tile_rows,
                            std::int64_t panel_columns, std::size_t element, bool strips) {
   const auto size = static_cast<std::int64_t>(element);
-  // Without strips every panel of b's block meets six rows of a at a time. With strips a block of a
+  // Without strips all panels of b's block meet a tile's rows of a. With strips a block of a
   // stays in L2, a panel in L1, and b's block comes from L3: its panels pass once for each.
   const BlockBytes most = strips ? BlockBytes{1536, std::int64_t{2} << 20} : block_bytes();
   const std::int64_t inner = even_block(k, most.inner / size, 4);

@@ -154,7 +154,7 @@ TEST_CASE("sharded checkpoint: without memory for copies the values are written 
 TEST_CASE("sharded checkpoint: a copy takes the block that holds its tensor") {
   const SlicedTensors tensors{{"a", {Tensor::zeros({257}), ShardSlice::of({257})}},
                               {"b", {Tensor::zeros({2}), ShardSlice::of({2})}}};
-  CHECK(bytes_of(sources_of(tensors)) == 1152 + 64);
+  CHECK(bytes_of_copies(sources_of(tensors)) == 1152 + 64);
 }
 
 TEST_CASE("sharded checkpoint: a value that cannot be read fails the save on all ranks") {
