@@ -9,6 +9,7 @@
 #include "weft/bench/fma_peak.h"
 #include "weft/bench/harness.h"
 #include "weft/bench/step_products.h"
+#include "weft/bench/tile_rate.h"
 
 using namespace weft;
 
@@ -114,6 +115,8 @@ int main(int argc, char** argv) {
   bench::Report report(argc, argv, {{"--shapes", &shapes, "yes|no"}});
   const cpu::FmaLoop loop = cpu::fma_loop();
   report.row(message("multiply-add, {}", loop.name), bench::fma_peak(loop) / 1e9, "GFLOP/s");
+  report.row("tile of a product, operands in L1", bench::tile_rate() / 1e9, "GFLOP/s");
+  report.row("instructions a cycle", bench::issue_rate(), "");
 
   const double last_level = cache_bytes(3, 8e6);
   const double l2 = cache_bytes(2, 1e6) * num_threads();

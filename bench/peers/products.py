@@ -3,10 +3,11 @@
 
 usage: bench/peers/products.py [--models NAME,...] [--rounds N] [--threads N] [--build DIR] [--cap avx2]
 
-Needs PyTorch. For each model `bench_ops --products` runs first, then PyTorch multiplies the same shapes in the
-same layouts, by turns for N rounds; the best run of each counts. --cap avx2 restricts all three libraries to AVX2. A
-second table has what is attainable in a step: all products one after another as a step has them, with the fastest
-library, and everything else at the floor (bench/floor.h) of the fastest round.
+Needs PyTorch and gcc; MKL uses its kernels for Intel's processors on others too, as run.py's tuned PyTorch. For
+each model `bench_ops --products` runs first, then PyTorch multiplies the same shapes in the same layouts, by turns
+for N rounds; the best run of each counts. --cap avx2 restricts all three libraries to AVX2. A second table has what is
+attainable in a step: all products one after another as a step has them, with the fastest library, and everything
+else at the floor (bench/floor.h) of the fastest round.
 """
 import argparse
 import os
@@ -17,6 +18,8 @@ import sys
 import tempfile
 import time
 
+import mkl
+import report
 from row_file import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -113,9 +116,10 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     parser.add_argument("--cap", choices=CAPS, default="")
     options = parser.parse_args()
-    if any(os.environ.get(name) != value for name, value in CAPS[options.cap].items()):
+    wanted = {**CAPS[options.cap], **mkl.as_on_intel(options.build, report.machine(ROOT)["cpu"])}
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
         # Libraries read these when they are loaded.
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **CAPS[options.cap]})
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
     import torch
     torch.set_num_threads(options.threads)
     print("| Product (GFLOP/s) | Weft | oneDNN | MKL | Weft, share of the peak |")

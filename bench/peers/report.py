@@ -138,7 +138,7 @@ def model_tables(found, goals):
     rows = []
     for name in shown:
         seen = [f[name] for f in roofs]
-        rows.append([name, *(f"{v:.0f}" for v in (min(seen), statistics.median(seen), max(seen)))])
+        rows.append([name, *(f"{v:.{int(v < 10)}f}" for v in (min(seen), statistics.median(seen), max(seen)))])
     heads = ["Roof", "lowest", "median", "highest"]
     return lines + ["The machine over the run (GFLOP/s, GB/s, MiB):", "", *table(heads, rows)]
 

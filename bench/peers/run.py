@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 
+import mkl
 import report
 import turns
 from products import CAPS
@@ -96,13 +97,7 @@ class Runner:
 
 def torch_settings(runner, cpu):
     plain = {"eager": ([], {}), "compiled": (["--compile"], {})}
-    env = {"GLIBC_TUNABLES": KEEP_MEMORY}
-    if "Intel" not in cpu:
-        source = runner.folder / "as_intel.c"
-        source.write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\n")
-        library = runner.folder / "as_intel.so"
-        runner.compile("gcc", source, library, "-shared", "-fPIC")
-        env["LD_PRELOAD"] = str(library)
+    env = {"GLIBC_TUNABLES": KEEP_MEMORY, **mkl.as_on_intel(runner.folder, cpu)}
     tuned = {f"{name}, tuned": (arguments, env) for name, (arguments, _) in plain.items()}
     return tuned if runner.quick else {**plain, **tuned}
 

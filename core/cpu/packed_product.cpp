@@ -73,6 +73,13 @@ PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, std::
   return {even_block(m, (strips ? 16 : 8) * tile_rows, tile_rows), columns, inner};
 }
 
+PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, std::int64_t tile_rows,
+                             std::int64_t panel_columns) {
+  // The rows of b^T for a tile stay in L1 while all panels pass.
+  constexpr std::int64_t kInner = 768;
+  return {16 * tile_rows, ceil_div(m, panel_columns) * panel_columns, even_block(k, kInner, 4)};
+}
+
 ProductTiles packed_tiles(std::int64_t m, std::int64_t n, bool trans_a, bool trans_b,
                           std::int64_t tile_rows, std::int64_t panel_columns) {
   const std::int64_t threads = detail::in_parallel() ? 1 : num_threads();

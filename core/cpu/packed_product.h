@@ -67,6 +67,53 @@ std::size_t packed_bytes(const PackedBlocks& block, bool strips) {
   return static_cast<std::size_t>(block.columns * block.inner + more) * sizeof(T);
 }
 
+/// Whether a has so few rows that packing b, whose transpose is given, takes long beside the
+/// product, and sums so long that transposing c takes little.
+template <class T>
+bool has_few_rows(const Product<T>& p) {
+  constexpr std::int64_t kRows = 256, kTerms = 512, kPanels = std::int64_t{1} << 20;
+  return std::is_same_v<T, float> && p.trans_b && !p.trans_a && !p.accumulate && p.m <= kRows &&
+         3 * p.m <= p.n && p.k >= kTerms && p.m * p.k <= kPanels;
+}
+
+/// The cut of product_of_few_rows(): its panels have `columns` columns in all, a block of c's
+/// transpose `rows` rows.
+PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, std::int64_t tile_rows,
+                             std::int64_t panel_columns);
+
+/// packed_product() of few rows as the transpose of b^T a^T: packs the few rows of a, and tiles
+/// read those of b^T as they are. Blocks of c's transpose stay in the cache until they are
+/// complete.
+template <class After>
+void product_of_few_rows(const Product<float>& p, const float* bias, const After& after,
+                         const PackedBlocks& block, void* buffer) {
+  const PanelKernels<float>& kernels = simd().panels<float>();
+  float* const panels = static_cast<float*>(buffer);
+  float* const sums = panels + block.columns * p.k;
+  for (std::int64_t l = 0; l < p.k; l += block.inner)
+    kernels.pack_transposed(p.a + l, p.lda, p.m, std::min(block.inner, p.k - l),
+                            panels + l * block.columns);
+  for (std::int64_t j = 0; j < p.n; j += block.rows) {
+    const std::int64_t n = std::min(block.rows, p.n - j);
+    for (std::int64_t r = 0; bias && r < n; ++r) std::fill_n(sums + r * p.m, p.m, bias[j + r]);
+    for (std::int64_t l = 0; l < p.k; l += block.inner) {
+      const bool adds = l > 0 || bias;
+      kernels.product({.a = p.b + j * p.ldb + l,
+                       .lda = p.ldb,
+                       .panels = panels + l * block.columns,
+                       .c = sums,
+                       .ldc = p.m,
+                       .m = n,
+                       .n = p.m,
+                       .k = std::min(block.inner, p.k - l),
+                       .start = adds ? sums : nullptr,
+                       .start_row = adds ? p.m : 0});
+    }
+    simd().attention.transpose(sums, p.m, n, p.m, 1, p.c + j, p.ldc);
+    after(std::int64_t{0}, p.m, j, n);
+  }
+}
+
 /// c = op(a) op(b) + start on the calling thread, where start is the bias (n), or c itself when
 /// `accumulate`, or null. Calls after(i, rows, j, columns) for each block of c when it is complete,
 /// while it is in the cache. Each element is one chain of fma over k in ascending order: the bits
@@ -75,6 +122,13 @@ std::size_t packed_bytes(const PackedBlocks& block, bool strips) {
 template <class T, class After>
 void packed_product(const Product<T>& p, const T* bias, const After& after) {
   const PanelKernels<T>& kernels = simd().panels<T>();
+  if constexpr (std::is_same_v<T, float>)
+    if (has_few_rows(p)) {
+      const PackedBlocks few = few_rows_blocks(p.m, p.k, kernels.rows, kernels.columns);
+      const std::int64_t elements = few.columns * p.k + few.rows * p.m;
+      if (void* buffer = packing_buffer(sizeof(float) * static_cast<std::size_t>(elements)))
+        return product_of_few_rows(p, bias, after, few, buffer);
+    }
   const PackedBlocks best =
       packed_blocks(p.m, p.n, p.k, kernels.rows, kernels.columns, sizeof(T), p.trans_a);
   if (void* buffer = packing_buffer(packed_bytes<T>(best, p.trans_a)))

@@ -93,9 +93,23 @@ bool same(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 // Around the sizes of tiles and panels, and with several blocks of each axis.
-constexpr Shape3 kShapes[] = {{1, 1, 1},    {1, 40, 70},   {5, 16, 3},    {6, 17, 31},
-                              {7, 33, 0},   {12, 31, 32},  {13, 64, 35},  {29, 47, 64},
-                              {97, 50, 40}, {40, 23, 401}, {200, 70, 90}, {9, 800, 385}};
+constexpr Shape3 kShapes[] = {{1, 1, 1},
+                              {1, 40, 70},
+                              {5, 16, 3},
+                              {6, 17, 31},
+                              {7, 33, 0},
+                              {12, 31, 32},
+                              {13, 64, 35},
+                              {29, 47, 64},
+                              {97, 50, 40},
+                              {40, 23, 401},
+                              {200, 70, 90},
+                              {9, 800, 385},
+                              // Few rows of a where b's transpose is given.
+                              {1, 3, 512},
+                              {5, 16, 700},
+                              {18, 101, 771},
+                              {17, 60, 1025}};
 
 template <class T>
 void agrees_with_the_definition() {
@@ -126,12 +140,11 @@ std::vector<T> in_blocks(const Case<T>& c, const cpu::PackedBlocks& block) {
   return got;
 }
 
-// Large enough for several threads, with parts of tiles and panels.
 template <class T>
-void bits_depend_on_nothing_else() {
+void bits_depend_on_nothing_else(const Shape3& shape) {
   const int threads = num_threads();
   const std::string best = simd().name;
-  each_case<T>({125, 150, 75}, [&](const Case<T>& c) {
+  each_case<T>(shape, [&](const Case<T>& c) {
     std::vector<T> first;
     for (const SimdTable* table : test::simd_tables()) {
       CAPTURE(table->name);
@@ -160,6 +173,28 @@ void bits_depend_on_nothing_else() {
   });
 }
 
+// Large enough for several threads, with parts of tiles and panels.
+constexpr Shape3 kManyRows{125, 150, 75}, kFewRows{23, 150, 790};
+
+// after() for `run`, a product of the case.
+void after_sees_each_element_once(const Case<float>& c, auto&& run) {
+  std::vector<float> want = c.before, got = c.before, seen(got.size());
+  cpu::packed_product(c.into(want), c.bias_or_null(), [](auto...) {});
+  bool complete = true;
+  run(got, [&](std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t columns) {
+    for (std::int64_t r = i; r < i + rows; ++r)
+      for (std::int64_t x = j; x < j + columns; ++x) {
+        const auto at = static_cast<std::size_t>(r * c.ldc + x);
+        ++seen[at];
+        complete = complete && got[at] == want[at];
+      }
+  });
+  CHECK(complete);
+  for (std::int64_t i = 0; i < c.shape.m; ++i)
+    for (std::int64_t j = 0; j < c.ldc; ++j)
+      REQUIRE(seen[static_cast<std::size_t>(i * c.ldc + j)] == (j < c.shape.n ? 1.0f : 0.0f));
+}
+
 }  // namespace
 
 TEST_CASE("packed product: f32 agrees with the definition") { agrees_with_the_definition<float>(); }
@@ -168,36 +203,43 @@ TEST_CASE("packed product: f64 agrees with the definition") {
 }
 
 TEST_CASE("packed product: f32 has the same bits on every instruction set, however it is cut") {
-  bits_depend_on_nothing_else<float>();
+  bits_depend_on_nothing_else<float>(kManyRows);
+  bits_depend_on_nothing_else<float>(kFewRows);
 }
 TEST_CASE("packed product: f64 has the same bits on every instruction set, however it is cut") {
-  bits_depend_on_nothing_else<double>();
+  bits_depend_on_nothing_else<double>(kManyRows);
 }
 
 TEST_CASE("packed product: after() sees each element of the result once, when it is complete") {
-  const Shape3 shape{61, 150, 100};
-  const Case<float> c{shape, true, false, false, true};
+  const Case<float> many{{61, 150, 100}, true, false, false, true};
   const PanelKernels<float>& kernels = simd().panels<float>();
   const cpu::PackedBlocks block{2 * kernels.rows, kernels.columns, 36};
   AlignedBytes buffer(cpu::packed_bytes<float>(block, true));
-  std::vector<float> want = c.before, got = c.before, seen(got.size());
-  cpu::packed_product(c.into(want), c.bias_or_null(), [](auto...) {});
-  bool complete = true;
-  cpu::packed_in_blocks(
-      c.into(got), c.bias_or_null(),
-      [&](std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t columns) {
-        for (std::int64_t r = i; r < i + rows; ++r)
-          for (std::int64_t x = j; x < j + columns; ++x) {
-            const auto at = static_cast<std::size_t>(r * c.ldc + x);
-            ++seen[at];
-            complete = complete && got[at] == want[at];
-          }
-      },
-      block, buffer.data());
-  CHECK(complete);
-  for (std::int64_t i = 0; i < shape.m; ++i)
-    for (std::int64_t j = 0; j < c.ldc; ++j)
-      REQUIRE(seen[static_cast<std::size_t>(i * c.ldc + j)] == (j < shape.n ? 1.0f : 0.0f));
+  after_sees_each_element_once(many, [&](std::vector<float>& got, const auto& after) {
+    cpu::packed_in_blocks(many.into(got), many.bias_or_null(), after, block, buffer.data());
+  });
+  const Case<float> few{{13, 205, 1025}, false, true, false, true};
+  after_sees_each_element_once(few, [&](std::vector<float>& got, const auto& after) {
+    CHECK(cpu::has_few_rows(few.into(got)));
+    cpu::packed_product(few.into(got), few.bias_or_null(), after);
+  });
+}
+
+TEST_CASE(
+    "packed product: the transpose of a product of few rows is computed where that is less work") {
+  std::vector<float> c(1);
+  const auto few = [&](Shape3 s, bool trans_a, bool trans_b, bool accumulate) {
+    return cpu::has_few_rows(Product<float>{c.data(), c.data(), c.data(), s.m, s.n, s.k, s.k, s.k,
+                                            s.n, trans_a, trans_b, accumulate});
+  };
+  CHECK(few({256, 768, 512}, false, true, false));
+  CHECK(!few({257, 9000, 512}, false, true, false));
+  CHECK(!few({256, 767, 512}, false, true, false));
+  CHECK(!few({256, 768, 511}, false, true, false));
+  CHECK(!few({256, 768, 5000}, false, true, false));  // a is too large to be packed as a whole
+  CHECK(!few({256, 768, 512}, true, true, false));
+  CHECK(!few({256, 768, 512}, false, false, false));
+  CHECK(!few({256, 768, 512}, false, true, true));
 }
 
 TEST_CASE("packed product: an infinity of b reaches its own column only") {
