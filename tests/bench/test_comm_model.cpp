@@ -284,4 +284,12 @@ TEST_CASE("comm_model: a step of many ranks") {
   CHECK(play_steps(trace.events, us, 100).step_us >= 1e6 * static_cast<double>(us.size() - 2));
 }
 
+TEST_CASE("comm_model: one rank has no collectives") {
+  examples::GptOptions o = small();
+  o.machine.device = "meta";
+  o.parallel.dp = 1;
+  CHECK(test::error_of([&] { trace_step(o); }) ==
+        "--dp, --tp: must be at least 2 ranks, which have collectives, got 1");
+}
+
 }  // namespace weft::bench::comm_model_test
