@@ -116,7 +116,8 @@ int main(int argc, char** argv) {
   const cpu::FmaLoop loop = cpu::fma_loop();
   report.row(message("multiply-add, {}", loop.name), bench::fma_peak(loop) / 1e9, "GFLOP/s");
   report.row("tile of a product, operands in L1", bench::tile_rate() / 1e9, "GFLOP/s");
-  report.row("instructions a cycle", bench::issue_rate(), "");
+  if (const double rate = bench::issue_rate(); rate > 0)
+    report.row("instructions a cycle", rate, "");
 
   const double last_level = cache_bytes(3, 8e6);
   const double l2 = cache_bytes(2, 1e6) * num_threads();

@@ -176,7 +176,8 @@ std::int64_t whole_bytes(const FlightEntry& e) {
 
 StepTrace trace_step(const examples::GptOptions& options) {
   const int size = train::ranks_of(options);
-  check(size > 1, "--dp, --tp: must be at least 2 ranks, which have collectives, got {}", size);
+  check(size > 1, "--dp, --tp, --ranks: must be at least 2 ranks, which have collectives, got {}",
+        size);
   const auto world = distributed::fake_world(static_cast<int>(options.parallel.rank), size,
                                              {.recorded = kRecorded});
   const train::Ranks ranks(*world, options);

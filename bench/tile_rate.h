@@ -12,7 +12,7 @@ namespace weft::bench {
 inline double tile_rate() {
   const PanelKernels<float>& kernels = simd().panels<float>();
   constexpr std::int64_t kPanel = 4096;  // 16 KiB
-  constexpr std::int64_t kCalls = 1000;
+  constexpr std::int64_t kCalls = 20'000;
   const std::int64_t k = kPanel / kernels.columns, m = kernels.rows, n = kernels.columns;
   const int threads = num_threads();
   const double seconds = median(7, [&] {
@@ -43,21 +43,19 @@ inline double tile_rate() {
 /// multiply-adds still reach their peak.
 inline double issue_rate() {
   constexpr int kRuns = 1 << 16;
-  const double addition = median(15, [] {
+  return median(15, [] {
     std::int64_t x = 0;
     const double start = now();
     for (int i = 0; i < kRuns; ++i) asm volatile(".rept 32\n\tadd $1, %0\n\t.endr" : "+r"(x));
-    return now() - start;
+    const double middle = now();
+    // Of four bytes, as long as instructions are on average.
+    for (int i = 0; i < kRuns; ++i)
+      asm volatile(".rept 32\n\t.byte 0x0f, 0x1f, 0x40, 0x00\n\t.endr");
+    return (middle - start) / (now() - middle);
   });
-  const double nothing = median(15, [] {
-    const double start = now();
-    for (int i = 0; i < kRuns; ++i) asm volatile(".rept 32\n\tnop\n\t.endr");
-    return now() - start;
-  });
-  return addition / nothing;
 }
 #else
-inline double issue_rate() { return 0; }
+inline double issue_rate() { return 0; }  // unknown
 #endif
 
 }  // namespace weft::bench

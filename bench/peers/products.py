@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 
-import mkl
 import report
+import torch_mkl
 from row_file import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -116,7 +116,7 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     parser.add_argument("--cap", choices=CAPS, default="")
     options = parser.parse_args()
-    wanted = {**CAPS[options.cap], **mkl.as_on_intel(options.build, report.machine(ROOT)["cpu"])}
+    wanted = {**CAPS[options.cap], **torch_mkl.as_on_intel(options.build, report.machine(ROOT)["cpu"])}
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         # Libraries read these when they are loaded.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})

@@ -140,7 +140,7 @@ def model_tables(found, goals):
         seen = [f[name] for f in roofs]
         rows.append([name, *(f"{v:.{int(v < 10)}f}" for v in (min(seen), statistics.median(seen), max(seen)))])
     heads = ["Roof", "lowest", "median", "highest"]
-    return lines + ["The machine over the run (GFLOP/s, GB/s, MiB):", "", *table(heads, rows)]
+    return lines + ["The machine over the run (GFLOP/s, GB/s, MiB, instructions):", "", *table(heads, rows)]
 
 
 def bf16_table(found):

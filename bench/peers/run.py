@@ -25,8 +25,8 @@ import subprocess
 import sys
 import tempfile
 
-import mkl
 import report
+import torch_mkl
 import turns
 from products import CAPS
 from row_file import read_rows
@@ -97,7 +97,7 @@ class Runner:
 
 def torch_settings(runner, cpu):
     plain = {"eager": ([], {}), "compiled": (["--compile"], {})}
-    env = {"GLIBC_TUNABLES": KEEP_MEMORY, **mkl.as_on_intel(runner.folder, cpu)}
+    env = {"GLIBC_TUNABLES": KEEP_MEMORY, **torch_mkl.as_on_intel(runner.folder, cpu)}
     tuned = {f"{name}, tuned": (arguments, env) for name, (arguments, _) in plain.items()}
     return tuned if runner.quick else {**plain, **tuned}
 

@@ -73,9 +73,18 @@ PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, std::
   return {even_block(m, (strips ? 16 : 8) * tile_rows, tile_rows), columns, inner};
 }
 
+bool has_few_rows(const Product<float>& p) {
+  constexpr std::int64_t kRows = 256, kTerms = 512;
+  constexpr std::int64_t kPanels = std::int64_t{1} << 20;  // 4 MiB, which L3 holds
+  if (!p.trans_b || p.trans_a || p.accumulate) return false;
+  const std::int64_t columns = simd().panels<float>().columns;
+  return p.m <= kRows && 3 * p.m <= p.n && p.k >= kTerms &&
+         ceil_div(p.m, columns) * columns * p.k <= kPanels;
+}
+
 PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, std::int64_t tile_rows,
                              std::int64_t panel_columns) {
-  // The rows of b^T for a tile stay in L1 while all panels pass.
+  // The rows of b^T for a tile stay in L2 while all panels pass.
   constexpr std::int64_t kInner = 768;
   return {16 * tile_rows, ceil_div(m, panel_columns) * panel_columns, even_block(k, kInner, 4)};
 }

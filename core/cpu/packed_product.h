@@ -69,12 +69,7 @@ std::size_t packed_bytes(const PackedBlocks& block, bool strips) {
 
 /// Whether a has so few rows that packing b, whose transpose is given, takes long beside the
 /// product, and sums so long that transposing c takes little.
-template <class T>
-bool has_few_rows(const Product<T>& p) {
-  constexpr std::int64_t kRows = 256, kTerms = 512, kPanels = std::int64_t{1} << 20;
-  return std::is_same_v<T, float> && p.trans_b && !p.trans_a && !p.accumulate && p.m <= kRows &&
-         3 * p.m <= p.n && p.k >= kTerms && p.m * p.k <= kPanels;
-}
+bool has_few_rows(const Product<float>& p);
 
 /// The cut of product_of_few_rows(): its panels have `columns` columns in all, a block of c's
 /// transpose `rows` rows.

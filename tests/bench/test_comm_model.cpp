@@ -289,7 +289,7 @@ TEST_CASE("comm_model: one rank has no collectives") {
   o.machine.device = "meta";
   o.parallel.dp = 1;
   CHECK(test::error_of([&] { trace_step(o); }) ==
-        "--dp, --tp: must be at least 2 ranks, which have collectives, got 1");
+        "--dp, --tp, --ranks: must be at least 2 ranks, which have collectives, got 1");
 }
 
 }  // namespace weft::bench::comm_model_test

@@ -174,12 +174,13 @@ void bits_depend_on_nothing_else(const Shape3& shape) {
 }
 
 // Large enough for several threads, with parts of tiles and panels.
-constexpr Shape3 kManyRows{125, 150, 75}, kFewRows{23, 150, 790};
+constexpr Shape3 kManyRows{125, 150, 75}, kFewRows{23, 205, 790};
 
 // after() for `run`, a product of the case.
 void after_sees_each_element_once(const Case<float>& c, auto&& run) {
-  std::vector<float> want = c.before, got = c.before, seen(got.size());
-  cpu::packed_product(c.into(want), c.bias_or_null(), [](auto...) {});
+  const PanelKernels<float>& kernels = simd().panels<float>();
+  const std::vector<float> want = in_blocks(c, {kernels.rows, kernels.columns, 36});
+  std::vector<float> got = c.before, seen(got.size());
   bool complete = true;
   run(got, [&](std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t columns) {
     for (std::int64_t r = i; r < i + rows; ++r)
@@ -204,6 +205,9 @@ TEST_CASE("packed product: f64 agrees with the definition") {
 
 TEST_CASE("packed product: f32 has the same bits on every instruction set, however it is cut") {
   bits_depend_on_nothing_else<float>(kManyRows);
+  const Case<float> few{kFewRows, false, true, false, true};
+  std::vector<float> c = few.before;
+  REQUIRE(cpu::has_few_rows(few.into(c)));
   bits_depend_on_nothing_else<float>(kFewRows);
 }
 TEST_CASE("packed product: f64 has the same bits on every instruction set, however it is cut") {
@@ -237,6 +241,7 @@ TEST_CASE(
   CHECK(!few({256, 767, 512}, false, true, false));
   CHECK(!few({256, 768, 511}, false, true, false));
   CHECK(!few({256, 768, 5000}, false, true, false));  // a is too large to be packed as a whole
+  CHECK(!few({1, 768, 1 << 20}, false, true, false));
   CHECK(!few({256, 768, 512}, true, true, false));
   CHECK(!few({256, 768, 512}, false, false, false));
   CHECK(!few({256, 768, 512}, false, true, true));

@@ -10,5 +10,7 @@ def as_on_intel(folder, cpu):
     if "Intel" in cpu:
         return {}
     library = pathlib.Path(folder).resolve() / "as_intel.so"
-    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=SOURCE, text=True, check=True)
+    if not library.exists():
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=SOURCE, text=True,
+                       check=True)
     return {"LD_PRELOAD": str(library)}
