@@ -77,6 +77,8 @@ limited() {
   shift
   size=$(rows_size)
   given=$((deadline - SECONDS < limit ? deadline - SECONDS : limit))
+  # A second may have passed since the caller looked, and for timeout 0 means no limit.
+  [ "$given" -gt 0 ] || return 75
   # In the background, so that a signal to this script is handled at once.
   timeout -k 10 "$given" "$@" &
   child=$!
