@@ -109,7 +109,7 @@ void compare(const std::string& folder, std::int64_t batch, const std::string& d
 int main(int argc, char** argv) {
   using namespace weft;
   using namespace weft::bench;
-  std::string folder = "bench_save";
+  std::string folder = "out/bench_save";
   Report report(argc, argv, {{"--out", &folder, "DIR"}});
   std::filesystem::remove_all(folder);
   const double bytes = 3.0 * sizeof(float) * (kWidth + 1) * (kWidth + kClasses);
