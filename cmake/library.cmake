@@ -68,6 +68,9 @@ set_source_files_properties(core/cpu/simd/isa_avx512.cpp PROPERTIES COMPILE_OPTI
 set(weft_loops ${weft_sources})
 list(FILTER weft_loops INCLUDE REGEX "/core/cpu/[a-z_]*.cpp$|/distributed/sum_ranks.cpp$")
 list(REMOVE_ITEM weft_sources ${weft_loops})
+# Of the file and not the target, whose options precede those that enable the checks.
+set_property(SOURCE ${weft_loops} core/cpu/simd/isa_scalar.cpp core/cpu/simd/isa_avx2.cpp
+  core/cpu/simd/isa_avx512.cpp APPEND PROPERTY COMPILE_OPTIONS ${weft_loop_checks})
 # Code that runs a few times per step and layer, or once, is compiled for fast compilation: all but
 # the tape, the ops that users call on a few elements and most of the core. -Og compiles it in 0.7 of
 # the time of -O1, and makes GCC 12 see uninitialised members in optionals and variants that it
