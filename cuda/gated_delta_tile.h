@@ -55,7 +55,7 @@ struct DeltaTile {
       delta_stage<AAlongDepth>(stage.a, first, depth, a);
       delta_stage<BAlongDepth>(stage.b, first, depth, b);
       __syncthreads();
-#pragma unroll
+#pragma unroll(sizeof(R) == 8 ? 2 : kDeltaDepth)  // f64 only checks gradients
       for (int p = 0; p < kDeltaDepth; ++p) {
         const auto left = load_pack<R, kDeltaOwn>(&stage.a[p][row(0)]);
         const auto right = load_pack<R, kDeltaOwn>(&stage.b[p][column(0)]);

@@ -30,20 +30,24 @@ struct RowPlan {
 
 /// Calls f(plan) with a plan for rows of C elements; `packs`: whether they can be accessed 16 bytes
 /// at a time. A thread keeps kHeld packs (two for bf16 in a large block, for lack of registers), or
-/// a few times as many single elements.
+/// a few times as many single elements. Rows of f64, which check gradients, have one plan for all.
 template <class T, int kHeld, class F>
 void with_row_plan(std::int64_t C, bool packs, F f) {
-  constexpr int V = 16 / static_cast<int>(sizeof(T)), kLarge = sizeof(T) == 2 ? 2 : kHeld;
-  constexpr int kScalars = kHeld * (sizeof(T) == 8 ? 2 : 4);
-  if (packs) {
-    if (C <= 8 * V * kHeld) return f(RowPlan<8, V, kHeld>{});
-    if (C <= 32 * V * kHeld) return f(RowPlan<32, V, kHeld>{});
-    if (C <= 128 * V * kHeld) return f(RowPlan<128, V, kHeld>{});
-    if (C <= 512 * V * kLarge) return f(RowPlan<512, V, kLarge>{});
-    return f(RowPlan<512, V, 0>{});
+  if constexpr (sizeof(T) == 8) {
+    f(RowPlan<128, 1, 0>{});
+  } else {
+    constexpr int V = 16 / static_cast<int>(sizeof(T)), kLarge = sizeof(T) == 2 ? 2 : kHeld;
+    constexpr int kScalars = kHeld * 4;
+    if (packs) {
+      if (C <= 8 * V * kHeld) return f(RowPlan<8, V, kHeld>{});
+      if (C <= 32 * V * kHeld) return f(RowPlan<32, V, kHeld>{});
+      if (C <= 128 * V * kHeld) return f(RowPlan<128, V, kHeld>{});
+      if (C <= 512 * V * kLarge) return f(RowPlan<512, V, kLarge>{});
+      return f(RowPlan<512, V, 0>{});
+    }
+    if (C <= 32 * kScalars) return f(RowPlan<32, 1, kScalars>{});
+    f(RowPlan<512, 1, 0>{});
   }
-  if (C <= 32 * kScalars) return f(RowPlan<32, 1, kScalars>{});
-  f(RowPlan<512, 1, 0>{});
 }
 
 /// The sum over the group, for every thread of it. `shared` can be reused at once.
