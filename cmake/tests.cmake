@@ -314,12 +314,16 @@ if(WEFT_SANITIZE STREQUAL "address")
   target_link_libraries(allocator_bugs PRIVATE weft weft_flags)
   set(bugs past_request past_block past_large before before_large read_past freed_small freed_large
     released shrunk guard)
-  foreach(name ${bugs} sound)
+  foreach(name ${bugs} loop product sound)
     add_test(NAME allocator_bug_${name} COMMAND allocator_bugs ${name})
     set_tests_properties(allocator_bug_${name} PROPERTIES
       PASS_REGULAR_EXPRESSION "use-after-poison.*allocator_bugs.cpp"
       ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")
   endforeach()
+  set_tests_properties(allocator_bug_loop PROPERTIES
+    PASS_REGULAR_EXPRESSION "use-after-poison.*core/cpu/elementwise.*allocator_bugs.cpp")
+  set_tests_properties(allocator_bug_product PROPERTIES
+    PASS_REGULAR_EXPRESSION "use-after-poison.*panel_product.inc.*allocator_bugs.cpp")
   set_tests_properties(allocator_bug_sound PROPERTIES PASS_REGULAR_EXPRESSION "^no report\n$")
 endif()
 

@@ -1,10 +1,14 @@
 // Memory errors on CPU tensors that only AddressSanitizer detects, one per run:
 // allocator_bugs NAME must end with its report. Blocks come from slabs and caches, so the sanitizer
 // knows about them only what core/shared_cache.h reports to it.
+#include <sanitizer/asan_interface.h>
+
 #include <cstdio>
 #include <cstring>
 #include <thread>
 
+#include "weft/autograd/elementwise.h"
+#include "weft/autograd/matmul.h"
 #include "weft/core/allocator.h"
 #include "weft/tests/support.h"
 
@@ -65,6 +69,11 @@ void run(const char* name) {
     freed(2 * kLarge - 1000);
     const Tensor part = Tensor::zeros({kLarge + 1000});  // within the larger block
     elements(part)[kLarge + 1000] = 1;
+  }
+  if (is("loop") || is("product")) {  // compiled with fewer checks: see cmake/options.cmake
+    const Tensor square = Tensor::zeros({128, 128});
+    ASAN_POISON_MEMORY_REGION(square.data<float>() + 2000, 2 * sizeof(float));
+    use(is("loop") ? add(square, square) : matmul(square, square));
   }
   if (is("guard")) {
     set_debug_allocator(true);
