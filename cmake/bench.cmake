@@ -5,7 +5,7 @@ foreach(stem comm ddp fsdp moe ops overlap overhead roof save tokenizer)
 endforeach()
 # These time the library's work, not their own.
 foreach(stem comm ddp fsdp moe overlap save)
-  target_compile_options(bench_${stem} PRIVATE ${weft_cold_options})
+  target_link_libraries(bench_${stem} PRIVATE weft_cold)
 endforeach()
 # Objects rather than a program: a test links them with the library of the emulated GPU.
 add_library(weft_bench_step OBJECT bench/bench_step.cpp bench/train_run.cpp)
@@ -17,8 +17,7 @@ if(WEFT_EXAMPLES)
   add_executable(bench_comm_model bench/bench_comm_model.cpp
     bench/comm_estimate.cpp bench/comm_layouts.cpp bench/comm_timeline.cpp bench/comm_trace.cpp
     bench/start_up.cpp $<TARGET_OBJECTS:weft_gpt>)
-  target_link_libraries(bench_comm_model PRIVATE weft weft_flags)
-  target_compile_options(bench_comm_model PRIVATE ${weft_cold_options})
+  target_link_libraries(bench_comm_model PRIVATE weft weft_flags weft_cold)
 endif()
 
 if(WEFT_TESTS OR NOT WEFT_CUDA STREQUAL "OFF")

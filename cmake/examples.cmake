@@ -20,21 +20,23 @@ add_library(weft_gpt OBJECT
   examples/common/score.cpp
   examples/common/text_tokenizer.cpp)
 target_include_directories(weft_gpt PRIVATE ${weft_include})
-target_link_libraries(weft_gpt PRIVATE weft_flags)
-target_compile_options(weft_gpt PRIVATE ${weft_cold_options})
+target_link_libraries(weft_gpt PRIVATE weft_flags weft_cold)
 
 foreach(program train_gpt train_moe generate chat evaluate convert info loss_compare plan tokenize)
   add_executable(${program} examples/${program}.cpp $<TARGET_OBJECTS:weft_gpt>)
-  target_link_libraries(${program} PRIVATE weft weft_flags)
-  target_compile_options(${program} PRIVATE ${weft_cold_options})
+  target_link_libraries(${program} PRIVATE weft weft_flags weft_cold)
 endforeach()
 
 add_executable(weft_launch examples/weft_launch.cpp examples/common/rank_processes.cpp)
-target_link_libraries(weft_launch PRIVATE weft weft_flags)
-target_compile_options(weft_launch PRIVATE ${weft_cold_options})
+target_link_libraries(weft_launch PRIVATE weft weft_flags weft_cold)
 
 foreach(program mini_gpt readme_model train_mlp train_tokenizer)
   add_executable(${program} examples/${program}.cpp)
-  target_link_libraries(${program} PRIVATE weft weft_flags)
-  target_compile_options(${program} PRIVATE ${weft_cold_options})
+  target_link_libraries(${program} PRIVATE weft weft_flags weft_cold)
 endforeach()
+
+# With a sanitizer `all` has only the programs that tests run.
+if(WEFT_SANITIZE)
+  set_target_properties(chat convert evaluate info loss_compare mini_gpt plan tokenize train_moe
+    train_tokenizer weft_launch PROPERTIES EXCLUDE_FROM_ALL ON)
+endif()

@@ -16,16 +16,12 @@ endforeach()
 
 add_library(weft_generated OBJECT tests/generated/layouts.cpp)
 target_include_directories(weft_generated PRIVATE ${weft_include})
-target_link_libraries(weft_generated PRIVATE weft_flags)
+target_link_libraries(weft_generated PRIVATE weft_test_flags)
 foreach(stem ops programs)
   target_sources(test_generated_${stem} PRIVATE $<TARGET_OBJECTS:weft_generated>
     $<TARGET_OBJECTS:weft_test_main>)
-  target_link_libraries(test_generated_${stem} PRIVATE weft_emu weft_flags doctest::doctest)
+  target_link_libraries(test_generated_${stem} PRIVATE weft_emu weft_test_flags)
   add_test(NAME generated_${stem} COMMAND test_generated_${stem})
-endforeach()
-foreach(target weft_generated test_generated_ops test_generated_programs)
-  target_compile_options(${target} PRIVATE
-    $<$<NOT:$<CONFIG:Debug>>:$<IF:$<BOOL:${WEFT_SANITIZE}>,-O0,-O1>>)
 endforeach()
 if(WEFT_SANITIZE STREQUAL "")
   # Again as on narrower processors; see weft_isa_test() in tests.cmake.

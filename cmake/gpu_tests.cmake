@@ -38,15 +38,24 @@ if(WEFT_HAVE_CUDA)
   set_tests_properties(gpu_tests PROPERTIES SKIP_RETURN_CODE 77)
 endif()
 
-# The emulator itself, and Weft's use of streams and memory on emulated GPUs.
-add_executable(test_emulator tests/cuda/orders_emulated.cpp $<TARGET_OBJECTS:weft_test_main>)
-foreach(stem capture energy engine engine_bugs gemm_choices gemm_plans gpu_memory launches nccl nccl_library
-    open_library runtime staging)
+# Weft's use of streams and memory on emulated GPUs.
+add_library(weft_emulated_gpu_tests OBJECT)
+foreach(stem capture gemm_choices gemm_plans launches nccl nccl_library staging)
+  target_sources(weft_emulated_gpu_tests PRIVATE tests/cuda/emu/test_${stem}.cpp)
+endforeach()
+target_include_directories(weft_emulated_gpu_tests PRIVATE ${weft_include})
+target_link_libraries(weft_emulated_gpu_tests PRIVATE weft_test_flags)
+target_compile_definitions(weft_emulated_gpu_tests PRIVATE WEFT_WITH_CUDA=1 WEFT_CUDA_EMU=1)
+
+# The emulator itself. These files have kernels, which the sanitizers watch.
+add_executable(test_emulator tests/cuda/orders_emulated.cpp $<TARGET_OBJECTS:weft_test_main>
+  $<TARGET_OBJECTS:weft_emulated_gpu_tests>)
+foreach(stem energy engine engine_bugs gpu_memory open_library runtime)
   target_sources(test_emulator PRIVATE tests/cuda/emu/test_${stem}.cpp)
 endforeach()
-target_link_libraries(test_emulator PRIVATE weft_emu weft_flags doctest::doctest)
-target_compile_definitions(test_emulator PRIVATE WEFT_WITH_CUDA=1 WEFT_CUDA_EMU=1 WEFT_EMU_EVERY_ORDER=1)
-target_compile_options(test_emulator PRIVATE -O0 -fno-strict-aliasing -Wno-unknown-pragmas)
+target_link_libraries(test_emulator PRIVATE weft_emu weft_flags weft_test_level doctest::doctest)
+target_compile_definitions(test_emulator PRIVATE WEFT_CUDA_EMU=1 WEFT_EMU_EVERY_ORDER=1)
+target_compile_options(test_emulator PRIVATE -fno-strict-aliasing -Wno-unknown-pragmas)
 add_test(NAME emulator COMMAND test_emulator)
 # In a separate folder, under the name that the library searches for.
 add_library(fake_nvml MODULE tests/cuda/emu/fake_nvml.cpp)
@@ -59,7 +68,7 @@ target_compile_definitions(test_emulator PRIVATE
 # Ranks as processes over an emulated NCCL.
 if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
   add_executable(nccl_fault_program tests/nccl_fault_program.cpp)
-  target_link_libraries(nccl_fault_program PRIVATE weft_emu weft_flags)
+  target_link_libraries(nccl_fault_program PRIVATE weft_emu weft_test_flags)
   target_compile_definitions(nccl_fault_program PRIVATE WEFT_CUDA_EMU=1)
   if(NOT WEFT_SANITIZE)
     add_test(NAME cli_nccl_faults
@@ -71,14 +80,14 @@ endif()
 
 # The trainer on an emulated GPU.
 if(WEFT_EXAMPLES)
-  add_executable(train_gpt_emulated examples/train_gpt.cpp $<TARGET_OBJECTS:weft_gpt>)
-  target_link_libraries(train_gpt_emulated PRIVATE weft_emu weft_flags)
   add_executable(test_rank_steps tests/cuda/emu/test_rank_steps.cpp tests/cuda/emu/test_rank_faults.cpp
     $<TARGET_OBJECTS:weft_gpt>
     $<TARGET_OBJECTS:weft_test_main>)
-  target_link_libraries(test_rank_steps PRIVATE weft_emu weft_flags doctest::doctest)
+  target_link_libraries(test_rank_steps PRIVATE weft_emu weft_test_flags)
   add_test(NAME emulated_rank_steps COMMAND test_rank_steps)
   if(NOT WEFT_SANITIZE)
+    add_executable(train_gpt_emulated examples/train_gpt.cpp $<TARGET_OBJECTS:weft_gpt>)
+    target_link_libraries(train_gpt_emulated PRIVATE weft_emu weft_flags weft_cold)
     set(cases gpu gpu_ranks lost_ranks)
     if(WEFT_BENCH)
       list(APPEND cases gpu_check)
@@ -117,7 +126,7 @@ endif()
 if(WEFT_SANITIZE)
   add_executable(emulator_bugs tests/cuda/emu/emulator_bugs.cpp)
   target_link_libraries(emulator_bugs PRIVATE weft_emu weft_flags)
-  target_compile_definitions(emulator_bugs PRIVATE WEFT_WITH_CUDA=1 WEFT_CUDA_EMU=1)
+  target_compile_definitions(emulator_bugs PRIVATE WEFT_CUDA_EMU=1)
   target_compile_options(emulator_bugs PRIVATE -fno-strict-aliasing)
   function(weft_planted_bug name report)
     add_test(NAME emulator_bug_${name} COMMAND emulator_bugs ${name})

@@ -56,9 +56,10 @@ list(APPEND weft_sources
   ${PROJECT_SOURCE_DIR}/core/cpu/simd/isa_scalar.cpp)
 # Only the fma calls written in the code: all three files must give the same bits. GCC 12 warns
 # about the "undefined" operands inside its own AVX-512 header.
-# The scalar file serves processors without AVX2: with -Og it compiles in half the time of -Os.
+# The scalar file serves processors without AVX2: with -Og it compiles in half the time of -Os. With
+# a sanitizer two tests run it.
 set_source_files_properties(core/cpu/simd/isa_scalar.cpp PROPERTIES COMPILE_OPTIONS
-  "-ffp-contract=off;-Og")
+  "-ffp-contract=off;$<IF:$<BOOL:${WEFT_SANITIZE}>,-O0,-Og>")
 set_source_files_properties(core/cpu/simd/isa_avx2.cpp PROPERTIES COMPILE_OPTIONS
   "-ffp-contract=off;-mavx2;-mfma;-mf16c")
 set_source_files_properties(core/cpu/simd/isa_avx512.cpp PROPERTIES COMPILE_OPTIONS
@@ -71,17 +72,7 @@ list(REMOVE_ITEM weft_sources ${weft_loops})
 # Of the file and not the target, whose options precede those that enable the checks.
 set_property(SOURCE ${weft_loops} core/cpu/simd/isa_scalar.cpp core/cpu/simd/isa_avx2.cpp
   core/cpu/simd/isa_avx512.cpp APPEND PROPERTY COMPILE_OPTIONS ${weft_loop_checks})
-# Code that runs a few times per step and layer, or once, is compiled for fast compilation: all but
-# the tape, the ops that users call on a few elements and most of the core. -Og compiles it in 0.7 of
-# the time of -O1, and makes GCC 12 see uninitialised members in optionals and variants that it
-# analyses correctly with -O1. With a sanitizer -O0 compiles it in 0.45 of the time of -O1, and few
-# tests spend their time in it.
-if(WEFT_SANITIZE STREQUAL "")
-  set(weft_cold_options $<$<CONFIG:Release>:-Og>
-    $<$<AND:$<CONFIG:Release>,$<CXX_COMPILER_ID:GNU>>:-Wno-maybe-uninitialized>)
-else()
-  set(weft_cold_options $<$<NOT:$<CONFIG:Debug>>:-O0>)
-endif()
+# Cold code is all but the tape, the ops that users call on a few elements and most of the core.
 set(weft_cold_sources ${weft_sources})
 list(FILTER weft_cold_sources INCLUDE REGEX "/(data|distributed|io|nn|optim|train)/[a-z0-9_]*.cpp$\
 |/core/(cgroup|cuda_graph|energy|fields|memory_trace|message_object|offload_memory|print|profile\
@@ -145,7 +136,9 @@ endfunction()
 
 weft_objects(weft_cpu UNITY OFF FILES ${weft_loops} HEADERS core/cpu/elementwise_loop.h core/cpu/simd.h
   core/parallel.h)
-target_compile_options(weft_cpu PRIVATE $<$<CONFIG:Release>:-O3>)
+if(WEFT_SANITIZE STREQUAL "")
+  target_compile_options(weft_cpu PRIVATE $<$<CONFIG:Release>:-O3>)
+endif()
 # The versions of a loop that these passes make cost compile time and gain no speed.
 target_compile_options(weft_cpu PRIVATE
   "$<$<CXX_COMPILER_ID:GNU>:-fno-version-loops-for-strides;-fno-peel-loops;-fno-split-loops;-fno-unswitch-loops>")
@@ -164,7 +157,7 @@ function(weft_host_objects name with_cuda)
     core/dispatch.h core/error.h)
   weft_objects(${name} FILES ${weft_sources} ${shared})
   weft_objects(${name}_cold FILES ${weft_cold_sources} ${shared})
-  target_compile_options(${name}_cold PRIVATE ${weft_cold_options})
+  target_link_libraries(${name}_cold PRIVATE weft_cold)
   foreach(objects ${name} ${name}_cold)
     target_compile_definitions(${objects} PRIVATE WEFT_WITH_CUDA=${with_cuda})
   endforeach()
@@ -174,8 +167,7 @@ list(TRANSFORM weft_tokenizer_sources PREPEND ${PROJECT_SOURCE_DIR}/)
 add_library(weft_text OBJECT ${weft_tokenizer_sources})
 set_target_properties(weft_text PROPERTIES POSITION_INDEPENDENT_CODE ON)
 target_include_directories(weft_text PRIVATE ${weft_include})
-target_compile_options(weft_text PRIVATE ${weft_cold_options})  # and encodes faster than with -O2
-target_link_libraries(weft_text PRIVATE weft_flags)
+target_link_libraries(weft_text PRIVATE weft_flags weft_cold)  # encodes faster than with -O2
 add_library(weft_tokenizer SHARED $<TARGET_OBJECTS:weft_text>)
 add_library(weft::tokenizer ALIAS weft_tokenizer)
 set_target_properties(weft_tokenizer PROPERTIES EXPORT_NAME tokenizer)
@@ -212,8 +204,6 @@ if(WEFT_HAVE_CUDA)
   # libcudart needs these libraries; it is linked statically, without exporting its symbols.
   target_link_libraries(weft PRIVATE CUDA::cudart_static ${CMAKE_DL_LIBS})
   target_link_options(weft PRIVATE -Wl,--exclude-libs,libcudart_static.a)
-  # core/dispatch.h in a program must know what the library contains.
-  target_compile_definitions(weft INTERFACE WEFT_WITH_CUDA=1)
 elseif(WEFT_CUDA STREQUAL "EMULATE")
   weft_host_objects(weft_host 1)
   weft_library(weft weft_host weft_emulated)
@@ -233,4 +223,9 @@ elseif(WEFT_TESTS)
     weft_host_objects(weft_host_for_gpu 1)
     weft_library(weft_emu weft_host_for_gpu weft_emulated)
   endif()
+  target_compile_definitions(weft_emu INTERFACE WEFT_WITH_CUDA=1)
+endif()
+if(WEFT_HAVE_CUDA OR WEFT_CUDA STREQUAL "EMULATE")
+  # core/dispatch.h in a program must know what the library contains.
+  target_compile_definitions(weft INTERFACE WEFT_WITH_CUDA=1)
 endif()

@@ -20,15 +20,15 @@ set(weft_thread_tests
 add_custom_target(thread_tests)
 
 # Tests spend their time in the library, so their own code is compiled for fast compilation, and
-# without ASan and UBSan, which take more than half of the time: these watch the library, its
-# programs and kernels, and the heap that tests hand to them. An exception thrown in a CHECK is
-# reported for the whole test case.
+# without ASan and UBSan: these watch the library, its programs and kernels, and the heap that tests
+# hand to them. The commands are those of a release build, so ccache has the objects when both are
+# built. An exception thrown in a CHECK is reported for the whole test case.
+add_library(weft_test_level INTERFACE)
+target_compile_options(weft_test_level INTERFACE -O0 -g1)
 add_library(weft_test_flags INTERFACE)
 target_link_libraries(weft_test_flags INTERFACE doctest::doctest
-  $<IF:$<STREQUAL:${WEFT_SANITIZE},address>,weft_warnings,weft_flags>)
-target_compile_options(weft_test_flags INTERFACE -O0)
+  $<IF:$<STREQUAL:${WEFT_SANITIZE},thread>,weft_flags,weft_warnings> weft_test_level)
 target_compile_definitions(weft_test_flags INTERFACE DOCTEST_CONFIG_SUPER_FAST_ASSERTS
-  WEFT_TEST_SANITIZED=$<BOOL:${WEFT_SANITIZE}>
   WEFT_FIXTURES="${PROJECT_SOURCE_DIR}/tests/fixtures")
 
 # weft_test_headers(TARGET [REUSE_FROM OTHER]): precompiles the includes that nearly every test
@@ -47,6 +47,7 @@ endfunction()
 add_library(weft_test_main OBJECT tests/main.cpp tests/count_new.cpp)
 target_include_directories(weft_test_main PRIVATE ${weft_include})
 target_link_libraries(weft_test_main PRIVATE weft_test_flags)
+target_compile_definitions(weft_test_main PRIVATE WEFT_TEST_SANITIZED=$<BOOL:${WEFT_SANITIZE}>)
 
 # weft_test_command(OUT STEM): the command that runs the test cases of one file.
 function(weft_test_command out stem)
@@ -138,7 +139,7 @@ endif()
 # seconds per format, with sanitizers fewer times; more runs by hand.
 foreach(program tokenizer_program fuzz_tokenizer)
   add_executable(${program} tests/${program}.cpp)
-  target_link_libraries(${program} PRIVATE weft_tokenizer weft_flags)
+  target_link_libraries(${program} PRIVATE weft_tokenizer weft_test_flags)
 endforeach()
 if(NOT WEFT_SANITIZE STREQUAL "thread")
   set(runs 2000)
@@ -150,11 +151,11 @@ if(NOT WEFT_SANITIZE STREQUAL "thread")
       COMMAND fuzz_tokenizer ${PROJECT_SOURCE_DIR}/tests/fixtures/tokenizers/${file} ${runs})
   endforeach()
   add_executable(fuzz_tokens tests/fuzz_tokens.cpp)
-  target_link_libraries(fuzz_tokens PRIVATE weft weft_flags)
+  target_link_libraries(fuzz_tokens PRIVATE weft weft_test_flags)
   add_test(NAME fuzz_tokens COMMAND fuzz_tokens ${runs})
   # One program, so that the library is linked once: files of other programs' models.
   add_executable(fuzz_models tests/fuzz_models.cpp)
-  target_link_libraries(fuzz_models PRIVATE weft weft_flags)
+  target_link_libraries(fuzz_models PRIVATE weft weft_test_flags)
   foreach(kind config gguf)
     add_test(NAME fuzz_models_${kind}
       COMMAND fuzz_models ${kind} ${PROJECT_SOURCE_DIR}/tests/fixtures/hf ${runs})
@@ -209,6 +210,9 @@ if(WEFT_EXAMPLES)
   endforeach()
 endif()
 
+# Apart in every build, so that the others are compiled together in the same way.
+set_source_files_properties(tests/distributed/test_nccl_library.cpp PROPERTIES
+  SKIP_UNITY_BUILD_INCLUSION ON)
 if(WEFT_HAVE_CUDA)
   add_library(old_nccl MODULE tests/old_nccl.cpp)
   set_target_properties(old_nccl PROPERTIES PREFIX lib OUTPUT_NAME nccl SUFFIX .so.2
@@ -222,7 +226,7 @@ endif()
 if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
   foreach(program bits fault rules)
     add_executable(mpi_${program}_program tests/mpi_${program}_program.cpp)
-    target_link_libraries(mpi_${program}_program PRIVATE weft weft_flags)
+    target_link_libraries(mpi_${program}_program PRIVATE weft weft_test_flags)
   endforeach()
   target_link_libraries(mpi_fault_program PRIVATE MPI::MPI_CXX)
   target_link_libraries(mpi_rules_program PRIVATE MPI::MPI_CXX)

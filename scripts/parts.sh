@@ -14,6 +14,8 @@ use_ccache() {
   # Without the depend mode a header whose comments changed finds its old precompiled header, whose
   # checksums no longer match the files: GCC reads them twice. The namespace leaves such entries.
   export CCACHE_DEPEND=1 CCACHE_NAMESPACE=weft-depend
+  # Each build folder finds the objects that another one compiled with the same flags.
+  export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 }
 
 # Processor time of this script's finished children in milliseconds.

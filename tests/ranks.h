@@ -16,6 +16,7 @@
 #include "weft/distributed/launcher.h"
 #include "weft/distributed/message_world.h"
 #include "weft/tests/at_end.h"
+#include "weft/tests/sanitized.h"
 
 namespace weft::test {
 
@@ -64,7 +65,7 @@ inline void distributed_test(std::initializer_list<int> sizes,
     return;
   }
   // Under a sanitizer the largest number shows what the others would.
-  const int* const first = WEFT_TEST_SANITIZED ? sizes.end() - 1 : sizes.begin();
+  const int* const first = sanitized ? sizes.end() - 1 : sizes.begin();
   for (const int size : std::span(first, sizes.end())) distributed::run_ranks(size, f, options);
 }
 

@@ -12,6 +12,7 @@
 #include "weft/io/folder_lock.h"
 #include "weft/io/metrics.h"
 #include "weft/tests/power_cut.h"
+#include "weft/tests/sanitized.h"
 #include "weft/tests/silence.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
@@ -79,8 +80,8 @@ TEST_CASE("run folder: a run killed or cut from power at any write resumes with 
   int crashes = 0;
   bool crashed = true;
   // With a sanitizer every fifth: without one the test is run for all.
-  constexpr int kEach = WEFT_TEST_SANITIZED ? 5 : 1;
-  for (std::int64_t operations = 0; crashed && operations < 400; operations += kEach) {
+  const int each = test::sanitized ? 5 : 1;
+  for (std::int64_t operations = 0; crashed && operations < 400; operations += each) {
     SmallRun run;
     test::PowerCut disk(run.folder.path());
     io::testing::crash_after(operations);
@@ -99,7 +100,7 @@ TEST_CASE("run folder: a run killed or cut from power at any write resumes with 
     CHECK(run.plot() == whole.plot());
   }
   CHECK_FALSE(crashed);
-  CHECK(crashes > 80 / kEach);
+  CHECK(crashes > 80 / each);
   set_log_handler(nullptr);
 }
 
