@@ -16,11 +16,12 @@ endforeach()
 
 add_library(weft_generated OBJECT tests/generated/layouts.cpp)
 target_include_directories(weft_generated PRIVATE ${weft_include})
-target_link_libraries(weft_generated PRIVATE weft_test_flags)
+target_link_libraries(weft_generated PRIVATE weft_test_flags weft_busy_test_level)
 foreach(stem ops programs)
   target_sources(test_generated_${stem} PRIVATE $<TARGET_OBJECTS:weft_generated>
     $<TARGET_OBJECTS:weft_test_main>)
-  target_link_libraries(test_generated_${stem} PRIVATE weft_emu weft_test_flags)
+  target_link_libraries(test_generated_${stem} PRIVATE weft_emu weft_test_flags
+    weft_busy_test_level)
   add_test(NAME generated_${stem} COMMAND test_generated_${stem})
 endforeach()
 if(WEFT_SANITIZE STREQUAL "")

@@ -66,16 +66,14 @@ target_compile_definitions(test_emulator PRIVATE
   WEFT_FAKE_NVML="${PROJECT_BINARY_DIR}/fake_nvml")
 
 # Ranks as processes over an emulated NCCL.
-if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
+if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE)
   add_executable(nccl_fault_program tests/nccl_fault_program.cpp)
   target_link_libraries(nccl_fault_program PRIVATE weft_emu weft_test_flags)
   target_compile_definitions(nccl_fault_program PRIVATE WEFT_CUDA_EMU=1)
-  if(NOT WEFT_SANITIZE)
-    add_test(NAME cli_nccl_faults
-      COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_nccl_faults.py)
-    set_tests_properties(cli_nccl_faults PROPERTIES RUN_SERIAL ON
-      ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:nccl_fault_program>;PYTHONDONTWRITEBYTECODE=1")
-  endif()
+  add_test(NAME cli_nccl_faults
+    COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_nccl_faults.py)
+  set_tests_properties(cli_nccl_faults PROPERTIES RUN_SERIAL ON
+    ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:nccl_fault_program>;PYTHONDONTWRITEBYTECODE=1")
 endif()
 
 # The trainer on an emulated GPU.

@@ -57,7 +57,7 @@ list(APPEND weft_sources
 # Only the fma calls written in the code: all three files must give the same bits. GCC 12 warns
 # about the "undefined" operands inside its own AVX-512 header.
 # The scalar file serves processors without AVX2: with -Og it compiles in half the time of -Os. With
-# a sanitizer two tests run it.
+# a sanitizer few tests run it.
 set_source_files_properties(core/cpu/simd/isa_scalar.cpp PROPERTIES COMPILE_OPTIONS
   "-ffp-contract=off;$<IF:$<BOOL:${WEFT_SANITIZE}>,-O0,-Og>")
 set_source_files_properties(core/cpu/simd/isa_avx2.cpp PROPERTIES COMPILE_OPTIONS

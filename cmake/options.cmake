@@ -24,7 +24,7 @@ target_link_libraries(weft_flags INTERFACE weft_warnings)
 if(WEFT_SANITIZE)
   # The build type is Release, for the objects that are shared with other builds
   # (cmake/tests.cmake). GCC 12 reports uninitialised members of std::variant in instrumented code.
-  target_compile_options(weft_flags INTERFACE $<$<CONFIG:Release>:-O1> -g1 -UNDEBUG
+  target_compile_options(weft_flags INTERFACE "$<$<CONFIG:Release>:-O1;-g1;-UNDEBUG>"
                                               -Wno-maybe-uninitialized)
 endif()
 if(WEFT_SANITIZE STREQUAL "address")

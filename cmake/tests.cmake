@@ -24,7 +24,10 @@ add_custom_target(thread_tests)
 # hand to them. The commands are those of a release build, so ccache has the objects when both are
 # built. An exception thrown in a CHECK is reported for the whole test case.
 add_library(weft_test_level INTERFACE)
-target_compile_options(weft_test_level INTERFACE -O0 -g1)
+target_compile_options(weft_test_level INTERFACE -O0 $<$<CONFIG:Release>:-g1>)
+# Linked last by tests whose own code takes most of their time.
+add_library(weft_busy_test_level INTERFACE)
+target_compile_options(weft_busy_test_level INTERFACE $<$<NOT:$<CONFIG:Debug>>:-O1>)
 add_library(weft_test_flags INTERFACE)
 target_link_libraries(weft_test_flags INTERFACE doctest::doctest
   $<IF:$<STREQUAL:${WEFT_SANITIZE},thread>,weft_flags,weft_warnings> weft_test_level)
@@ -139,7 +142,7 @@ endif()
 # seconds per format, with sanitizers fewer times; more runs by hand.
 foreach(program tokenizer_program fuzz_tokenizer)
   add_executable(${program} tests/${program}.cpp)
-  target_link_libraries(${program} PRIVATE weft_tokenizer weft_test_flags)
+  target_link_libraries(${program} PRIVATE weft_tokenizer weft_flags)
 endforeach()
 if(NOT WEFT_SANITIZE STREQUAL "thread")
   set(runs 2000)

@@ -15,7 +15,8 @@ use_ccache() {
   # checksums no longer match the files: GCC reads them twice. The namespace leaves such entries.
   export CCACHE_DEPEND=1 CCACHE_NAMESPACE=weft-depend
   # Each build folder finds the objects that another one compiled with the same flags.
-  export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
+  export CCACHE_NOHASHDIR=1 CCACHE_BASEDIR
+  CCACHE_BASEDIR=$(pwd -P)  # as CMake writes it
 }
 
 # Processor time of this script's finished children in milliseconds.
