@@ -9,6 +9,7 @@
 #include "weft/tests/count_new.h"
 #include "weft/tests/parallel_support.h"
 #include "weft/tests/ranks.h"
+#include "weft/tests/sanitized.h"
 #include "weft/tests/temp_folder.h"
 
 namespace weft::distributed::sharded_optimizer_test {
@@ -28,6 +29,9 @@ void backward(const Stack& model, World& w, Ddp& ddp, int step) {
   loss.backward(cotangent(loss, kCount));
 }
 
+// Under a sanitizer a few steps show what all would: the later ones repeat the accesses.
+int usual_steps() { return test::sanitized ? 5 : 20; }
+
 struct Outcome {
   std::vector<Tensor> parameters;
   std::vector<double> gradient_norms;
@@ -35,7 +39,7 @@ struct Outcome {
 };
 
 template <class Options>
-Outcome train(World& w, bool shard, DType dtype, const Options& options, int steps = 20,
+Outcome train(World& w, bool shard, DType dtype, const Options& options, int steps = usual_steps(),
               std::int64_t bucket_size = 200) {
   Stack model(3, dtype);
   const DeviceMesh mesh(w);
@@ -59,7 +63,8 @@ Outcome train(World& w, bool shard, DType dtype, const Options& options, int ste
 
 // The same with the optimizer of one process on the whole model.
 template <class Options>
-std::vector<Tensor> train_alone(World& w, DType dtype, const Options& options, int steps = 20) {
+std::vector<Tensor> train_alone(World& w, DType dtype, const Options& options,
+                                int steps = usual_steps()) {
   Stack model(3, dtype);
   const DeviceMesh mesh(w);
   Ddp ddp(model, mesh, {}, {.bucket_size = 200, .slice_multiple = kScaleBlock});
