@@ -17,23 +17,30 @@ constexpr int kNobody = -1;
 
 bool same_text(const char* a, const char* b) { return a == b || std::strcmp(a, b) == 0; }
 bool same_place(const Loc& a, const Loc& b) {
+  if (std::memcmp(&a, &b, sizeof(Loc)) == 0) return true;
   return a.line() == b.line() && a.column() == b.column() &&
          same_text(a.file_name(), b.file_name());
 }
 
 }  // namespace
 
-Engine& Engine::get() {
+thread_local constinit Engine* Engine::of_this_thread = nullptr;
+
+Engine& Engine::create() {
   static thread_local Engine engine;
+  of_this_thread = &engine;
   return engine;
 }
 
-Engine::Engine() : threads_(kMaxThreads), warps_(kMaxThreads / 32), fibers_(&Engine::enter_body) {
+Engine::Engine()
+    : threads_(kMaxThreads), warps_(kMaxThreads / 32), fibers_(&Engine::enter_body, kMaxThreads) {
   shared_ = static_cast<char*>(
       mmap(nullptr, kSharedMapping, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  poison(shared_, kSharedMapping);
 }
 
 Engine::~Engine() {
+  of_this_thread = nullptr;
   unpoison(shared_, kSharedMapping);
   munmap(shared_, kSharedMapping);
 }
@@ -48,6 +55,11 @@ std::string Engine::where(const Loc& loc) {
 unsigned Engine::full_warp(int w) const {
   const int n = std::min(32, count_ - 32 * w);
   return n == 32 ? ~0u : (1u << n) - 1;
+}
+
+void Engine::begin_grid() {
+  fibers_.begin_grid();
+  release(&grid_begin_);
 }
 
 void Engine::run_block(void (*body)(void*), void* context, uint3 block, dim3 block_dim,
@@ -79,6 +91,7 @@ void Engine::run_block(void (*body)(void*), void* context, uint3 block, dim3 blo
       warps_[w].slots = 0;
     }
     for (Barrier& b : barriers_) b.arrived = 0;
+    awaited_ = 0;
     set_up_shared(dynamic_shared);
     warp_ = options.order == Order::reverse ? warp_count_ - 1 : 0;
     here.current = kNobody;
@@ -112,10 +125,11 @@ void Engine::enter_body() {
 }
 
 // Main loop of a fiber: runs one thread after another until one of them has to wait.
-WEFT_EMU_ENGINE void Engine::threads_on_this_fiber() {
+void Engine::threads_on_this_fiber() {
   for (;;) {
     const int t = here.current;
     bool failed = false;
+    acquire(&grid_begin_);
     try {
       body_(context_);
       if (!threads_[t].copies.empty())
@@ -154,15 +168,16 @@ WEFT_EMU_ENGINE void Engine::threads_on_this_fiber() {
 }
 
 // Returns false when the remaining threads can no longer complete a barrier at which some wait.
-WEFT_EMU_ENGINE bool Engine::end_thread(int t) {
+bool Engine::end_thread(int t) {
   release(&block_end_);
   threads_[t].state = State::done;
   --live_;
   Warp& w = warps_[t >> 5];
   w.live &= ~(1u << (t & 31));
   w.ready &= ~(1u << (t & 31));
-  for (const Barrier& b : barriers_) {
-    if (b.arrived == 0 || b.arrived != live_) continue;
+  for (unsigned rest = awaited_; rest; rest &= rest - 1) {
+    const Barrier& b = barriers_[std::countr_zero(rest)];
+    if (b.arrived != live_) continue;
     const Quiet quiet;
     error_ = std::make_exception_ptr(
         Error(message("emulator: {} of {} threads exited without reaching the barrier at {}",
@@ -173,7 +188,7 @@ WEFT_EMU_ENGINE bool Engine::end_thread(int t) {
   return true;
 }
 
-WEFT_EMU_ENGINE void Engine::barrier(int id, int expected, const char* what, const Loc& loc) {
+void Engine::barrier(int id, int expected, const char* what, const Loc& loc) {
   const int me = here.current;
   Thread& t = threads_[me];
   Barrier& b = barriers_[id];
@@ -189,6 +204,7 @@ WEFT_EMU_ENGINE void Engine::barrier(int id, int expected, const char* what, con
   b.loc = loc;
   b.expected = expected;
   ++b.arrived;
+  awaited_ |= 1u << id;
   t.state = State::barrier;
   t.barrier = id;
   t.what = what;
@@ -206,8 +222,9 @@ WEFT_EMU_ENGINE void Engine::barrier(int id, int expected, const char* what, con
   acquire(sync);
 }
 
-WEFT_EMU_ENGINE void Engine::open_barrier(int id) {
+void Engine::open_barrier(int id) {
   barriers_[id].arrived = 0;
+  awaited_ &= ~(1u << id);
   ++barriers_[id].phase;
   for (int i = 0; i < count_; ++i) {
     if (threads_[i].state != State::barrier || threads_[i].barrier != id) continue;
@@ -216,8 +233,7 @@ WEFT_EMU_ENGINE void Engine::open_barrier(int id) {
   }
 }
 
-WEFT_EMU_ENGINE Engine::Slot& Engine::join(unsigned mask, void* arg, const char* what,
-                                           const Loc& loc) {
+Engine::Slot& Engine::join(unsigned mask, void* arg, const char* what, const Loc& loc) {
   const int me = here.current, lane = me & 31;
   Warp& w = warps_[me >> 5];
   if (!(mask >> lane & 1))
@@ -248,7 +264,7 @@ WEFT_EMU_ENGINE Engine::Slot& Engine::join(unsigned mask, void* arg, const char*
   return *slot;
 }
 
-WEFT_EMU_ENGINE void Engine::wait_in(Slot& slot) {
+void Engine::wait_in(Slot& slot) {
   const int me = here.current;
   void* const sync = slot.sync();
   threads_[me].state = State::warp;
@@ -257,7 +273,7 @@ WEFT_EMU_ENGINE void Engine::wait_in(Slot& slot) {
   acquire(sync);
 }
 
-WEFT_EMU_ENGINE void Engine::leave(Slot& slot) {
+void Engine::leave(Slot& slot) {
   const int me = here.current;
   release(slot.sync());
   const unsigned others = slot.needed & ~(1u << (me & 31));
@@ -268,7 +284,7 @@ WEFT_EMU_ENGINE void Engine::leave(Slot& slot) {
     threads_[(me & ~31) + std::countr_zero(rest)].state = State::ready;
 }
 
-WEFT_EMU_ENGINE int Engine::pick() {
+int Engine::pick() {
   switch (options.order) {
     case Order::forward:
       return pick_forward();
@@ -281,14 +297,14 @@ WEFT_EMU_ENGINE int Engine::pick() {
 }
 
 // Picks the next lane of the same warp, then of the next warps.
-WEFT_EMU_ENGINE int Engine::pick_forward() {
+int Engine::pick_forward() {
   if (const unsigned ready = warps_[warp_].ready) {
     const int me = here.current;
     const unsigned after = me >= 0 && me >> 5 == warp_ ? ready & ~((2u << (me & 31)) - 1) : ready;
     return warp_ * 32 + std::countr_zero(after ? after : ready);
   }
-  for (int k = 1; k < warp_count_; ++k) {
-    const int w = (warp_ + k) % warp_count_;
+  for (int k = 1, w = warp_; k < warp_count_; ++k) {
+    if (++w == warp_count_) w = 0;
     if (!warps_[w].ready) continue;
     warp_ = w;
     return w * 32 + std::countr_zero(warps_[w].ready);
@@ -296,7 +312,7 @@ WEFT_EMU_ENGINE int Engine::pick_forward() {
   return kNobody;
 }
 
-WEFT_EMU_ENGINE int Engine::pick_reverse() {
+int Engine::pick_reverse() {
   for (int k = 0; k < warp_count_; ++k) {
     const int w = (warp_ - k + warp_count_) % warp_count_;
     if (!warps_[w].ready) continue;
@@ -306,7 +322,7 @@ WEFT_EMU_ENGINE int Engine::pick_reverse() {
   return kNobody;
 }
 
-WEFT_EMU_ENGINE int Engine::pick_random() {
+int Engine::pick_random() {
   const auto start = static_cast<int>(random() % static_cast<unsigned>(warp_count_));
   for (int k = 0; k < warp_count_; ++k) {
     const int w = (start + k) % warp_count_;
@@ -319,13 +335,13 @@ WEFT_EMU_ENGINE int Engine::pick_random() {
   return kNobody;
 }
 
-WEFT_EMU_ENGINE std::uint32_t Engine::random() {
+std::uint32_t Engine::random() {
   random_state_ = random_state_ * 1664525u + 1013904223u;
   return random_state_ >> 8;
 }
 
 // The running thread cannot continue: switches to another one, or fails if the block is deadlocked.
-WEFT_EMU_ENGINE void Engine::wait() {
+void Engine::wait() {
   const int me = here.current, next = pick();
   if (next == kNobody)
     switch_to(main_);
@@ -335,7 +351,7 @@ WEFT_EMU_ENGINE void Engine::wait() {
   here.thread = threads_[me].index;
 }
 
-WEFT_EMU_ENGINE void Engine::go_on(int t) {
+void Engine::go_on(int t) {
   here.current = t;
   here.thread = threads_[t].index;
   if (!threads_[t].fiber) {
@@ -345,7 +361,7 @@ WEFT_EMU_ENGINE void Engine::go_on(int t) {
   switch_to(*threads_[t].fiber);
 }
 
-WEFT_EMU_ENGINE void Engine::switch_to(Fiber& next) {
+void Engine::switch_to(Fiber& next) {
   Fiber& from = *running_;
   running_ = &next;
   ++stats.switches;

@@ -47,8 +47,10 @@ class Engine {
   static constexpr std::size_t kShared = 232448;  // 227 KiB, Hopper's maximum per block
   static constexpr std::size_t kSharedMapping = 2 * kShared + 4096;  // with gaps between variables
 
-  static Engine& get();
+  static Engine& get() { return of_this_thread ? *of_this_thread : create(); }
 
+  /// Orders the blocks that follow after all work of this OS thread so far.
+  void begin_grid();
   /// Runs body(context) once for every thread of one block. Blocks are unordered until end_grid().
   /// Throws Error when a thread does, on a deadlock, and when threads diverge at a barrier.
   void run_block(void (*body)(void*), void* context, uint3 block, dim3 block_dim,
@@ -132,8 +134,11 @@ class Engine {
     char syncs[2];
   };
 
+  static thread_local constinit Engine* of_this_thread;
+
   Engine();
   ~Engine();
+  static Engine& create();
   static void enter_body();
   void threads_on_this_fiber();
   bool end_thread(int t);
@@ -157,6 +162,7 @@ class Engine {
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   Barrier barriers_[16];
+  unsigned awaited_ = 0;  // bits of the barriers at which threads wait
   FiberPool fibers_;
   Fiber main_;
   Fiber* running_ = &main_;
@@ -173,7 +179,7 @@ class Engine {
   void (*body_)(void*) = nullptr;
   void* context_ = nullptr;
   std::exception_ptr error_;
-  char block_end_ = 0;
+  char grid_begin_ = 0, block_end_ = 0;
 };
 
 }  // namespace weft::emu

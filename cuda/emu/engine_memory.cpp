@@ -73,16 +73,16 @@ WEFT_EMU_ENGINE void* Engine::shared_variable(const void* key, std::size_t bytes
   return shared_ + at;
 }
 
+// What lies beyond the variables of the previous block is still poisoned.
 void Engine::set_up_shared(std::size_t dynamic) {
-  unpoison(shared_, kSharedMapping);
+  unpoison(shared_, dynamic);
 #if WEFT_EMU_TSAN
   // New pages, so that the previous block's accesses do not race with this one's.
   mmap(shared_, kSharedMapping, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
        0);
 #endif
   std::memset(shared_, 0xff, dynamic);
-  poison(shared_, kSharedMapping);
-  unpoison(shared_, dynamic);
+  if (shared_top_ > dynamic) poison(shared_ + dynamic, shared_top_ - dynamic);
   variables_.clear();
   shared_top_ = dynamic + kRedZone;
   shared_used_ = dynamic;

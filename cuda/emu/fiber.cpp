@@ -105,7 +105,7 @@ Fiber::~Fiber() {
   if (mapping_) munmap(mapping_, kPage + kStack);
 }
 
-WEFT_EMU_ENGINE void Fiber::reset() {
+void Fiber::reset() {
 #if WEFT_EMU_TSAN
   // A new fiber and stack: the previous CUDA thread on it must not impose an order.
   if (tsan_) __tsan_destroy_fiber(tsan_);
@@ -145,7 +145,7 @@ void Fiber::refresh_main() {
 #endif
 }
 
-WEFT_EMU_ENGINE void Fiber::enter(Fiber& from) {
+void Fiber::enter(Fiber& from) {
 #if WEFT_EMU_ASAN
   __sanitizer_start_switch_fiber(&from.asan_stack_, low_, size_);
 #endif
@@ -158,27 +158,33 @@ WEFT_EMU_ENGINE void Fiber::enter(Fiber& from) {
 #endif
 }
 
-WEFT_EMU_ENGINE void Fiber::arrived() {
+void Fiber::arrived() {
 #if WEFT_EMU_ASAN
   __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 #endif
 }
 
 Fiber* FiberPool::take() {
-  if (free_.empty()) {
+  if (free_.empty() && all_.size() < most_) {
     all_.push_back(std::make_unique<Fiber>(entry_, static_cast<unsigned>(all_.size())));
     return all_.back().get();
   }
-  Fiber* f = free_.back();
-  free_.pop_back();
-#if WEFT_EMU_TSAN
-  f->reset();
-#endif
+  const bool restart = free_.empty();
+  std::vector<Fiber*>& from = restart ? used_ : free_;
+  Fiber* f = from.back();
+  from.pop_back();
+  if (restart) f->reset();
   return f;
+}
+
+void FiberPool::begin_grid() {
+  free_.insert(free_.end(), used_.begin(), used_.end());
+  used_.clear();
 }
 
 void FiberPool::reset_all() {
   free_.clear();
+  used_.clear();
   for (const std::unique_ptr<Fiber>& f : all_) {
     f->reset();
     free_.push_back(f.get());

@@ -42,16 +42,22 @@ class Fiber {
 /// A pool of reusable fibers.
 class FiberPool {
  public:
-  explicit FiberPool(void (*entry)()) : entry_(entry) {}
+  /// At most `most` can be in use at once.
+  FiberPool(void (*entry)(), std::size_t most) : entry_(entry), most_(most) {}
   Fiber* take();
-  void give(Fiber* f) { free_.push_back(f); }
+  void give(Fiber* f) { (WEFT_EMU_TSAN ? used_ : free_).push_back(f); }
+  /// To ThreadSanitizer two CUDA threads on one fiber are one thread, whose accesses are ordered:
+  /// it must not see that of two blocks of a grid. A new fiber costs it a thousand times as much as
+  /// a switch, so this allows the next grid to use those of the one before.
+  void begin_grid();
   /// Restarts all fibers, including those that were not returned.
   void reset_all();
 
  private:
   void (*entry_)();
+  std::size_t most_;
   std::vector<std::unique_ptr<Fiber>> all_;
-  std::vector<Fiber*> free_;
+  std::vector<Fiber*> free_, used_;  // used_: by this grid, to be restarted before another use
 };
 
 }  // namespace weft::emu

@@ -5,6 +5,7 @@
 #include "weft/core/error.h"
 #include "weft/core/low_precision.h"
 #include "weft/cuda/emu/device.h"
+#include "weft/cuda/emu/mma.h"
 
 namespace weft::cuda {
 
@@ -20,47 +21,15 @@ inline void check_shared_address(const void* p, const char* what, const emu::Loc
                         what, at % 16, engine.where(loc)));
 }
 
-template <class T>
-float half_of(std::uint32_t pair, int upper) {
-  T half;
-  half.bits = static_cast<std::uint16_t>(upper ? pair >> 16 : pair);
-  return static_cast<float>(half);
-}
-
-struct MmaOperands {
-  float* c;
-  const std::uint32_t* a;
-  std::uint32_t b[2];
-};
-
-template <class T>
-void mma_of_warp(MmaOperands** lanes, unsigned) {
-  float a[16][16], b[16][8];
-  for (int lane = 0; lane < 32; ++lane) {
-    const int g = lane / 4, t = lane % 4;
-    for (int upper = 0; upper < 2; ++upper) {
-      for (int r = 0; r < 4; ++r)
-        a[g + 8 * (r % 2)][2 * t + 8 * (r / 2) + upper] = half_of<T>(lanes[lane]->a[r], upper);
-      for (int r = 0; r < 2; ++r)
-        b[2 * t + 8 * r + upper][g] = half_of<T>(lanes[lane]->b[r], upper);
-    }
-  }
-  for (int lane = 0; lane < 32; ++lane)
-    for (int r = 0; r < 4; ++r) {
-      const int row = lane / 4 + 8 * (r / 2), column = 2 * (lane % 4) + r % 2;
-      float sum = 0;
-      for (int k = 0; k < 16; ++k) sum += a[row][k] * b[k][column];
-      lanes[lane]->c[r] += sum;
-    }
-}
-
 }  // namespace detail
 
 template <class T>
 inline void mma_16816(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                       std::uint32_t b1, emu::Loc loc = emu::Loc::current()) {
-  detail::MmaOperands operands{c, a, {b0, b1}};
-  emu::Engine::get().whole_warp(operands, "mma.m16n8k16", loc, detail::mma_of_warp<T>);
+  emu::MmaOperands operands{c, a, {b0, b1}};
+  emu::Engine::get().whole_warp(
+      operands, "mma.m16n8k16", loc,
+      [](emu::MmaOperands** lanes, unsigned) { emu::mma_of_warp<T>(lanes); });
 }
 
 template <bool Transposed>

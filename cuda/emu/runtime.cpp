@@ -34,6 +34,7 @@ void run_grid(void (*body)(void*), void* context, dim3 grid, dim3 block, std::si
   ++stats.launches;
   const bool backwards = options.order == Order::reverse;
   const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
+  Engine::get().begin_grid();
   for (std::uint64_t i = 0; i < blocks; ++i) {
     const std::uint64_t n = backwards ? blocks - 1 - i : i;
     const uint3 at{static_cast<unsigned>(n % grid.x), static_cast<unsigned>(n / grid.x % grid.y),

@@ -1,17 +1,28 @@
 #pragma once
 // What the engine must tell AddressSanitizer and ThreadSanitizer. Without them, all of these are
-// no-ops.
+// no-ops. For files that are not instrumented themselves, CMakeLists.txt says which of them is
+// there.
 
+#if !defined(WEFT_EMU_ASAN)
 #if defined(__SANITIZE_ADDRESS__)
 #define WEFT_EMU_ASAN 1
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
 #else
 #define WEFT_EMU_ASAN 0
 #endif
+#endif
+#if WEFT_EMU_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
 
+#if !defined(WEFT_EMU_TSAN)
 #if defined(__SANITIZE_THREAD__)
 #define WEFT_EMU_TSAN 1
+#else
+#define WEFT_EMU_TSAN 0
+#endif
+#endif
+#if WEFT_EMU_TSAN
 #include <sanitizer/tsan_interface.h>
 extern "C" {
 void AnnotateIgnoreReadsBegin(const char* file, int line);
@@ -19,11 +30,10 @@ void AnnotateIgnoreReadsEnd(const char* file, int line);
 void AnnotateIgnoreWritesBegin(const char* file, int line);
 void AnnotateIgnoreWritesEnd(const char* file, int line);
 }
-#else
-#define WEFT_EMU_TSAN 0
 #endif
 
-/// For functions of the engine: CUDA threads share its state intentionally, one after another.
+/// For functions of the engine in files that are instrumented: CUDA threads share its state
+/// intentionally, one after another.
 #define WEFT_EMU_ENGINE __attribute__((no_sanitize("thread", "address")))
 
 namespace weft::emu {
@@ -65,13 +75,13 @@ inline void acquire(void* sync) {
 
 inline void poison(void* p, std::size_t bytes) {
 #if WEFT_EMU_ASAN
-  ASAN_POISON_MEMORY_REGION(p, bytes);
+  __asan_poison_memory_region(p, bytes);
 #endif
   (void)p, (void)bytes;
 }
 inline void unpoison(void* p, std::size_t bytes) {
 #if WEFT_EMU_ASAN
-  ASAN_UNPOISON_MEMORY_REGION(p, bytes);
+  __asan_unpoison_memory_region(p, bytes);
 #endif
   (void)p, (void)bytes;
 }

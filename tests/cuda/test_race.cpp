@@ -47,11 +47,14 @@ Tensor ids(std::initializer_list<double> values) {
 TEST_CASE("race: norms over rows of one warp and of one block") {
   const auto layer = [](const TensorList& t) { return TensorList{layer_norm(t[0], t[1], t[2])}; };
   const auto rms = [](const TensorList& t) { return TensorList{rms_norm(t[0], t[1])}; };
-  for (const std::int64_t width : {40, 300}) {
-    const Tensor x = random({2, width}, 1), w = random({width}, 2), b = random({width}, 3);
-    CHECK(disagreement(layer, {x, w, b}, in(DType::f32, 4)) == "");
-    CHECK(disagreement(rms, {x, w}, in(DType::f32, 4)) == "");
-  }
+  const Tensor x = random({2, 40}, 1), w = random({40}, 2), b = random({40}, 3);
+  CHECK(disagreement(layer, {x, w, b}, in(DType::f32, 4)) == "");
+  CHECK(disagreement(rms, {x, w}, in(DType::f32, 4)) == "");
+  // Without weights, whose gradients would take a thousand threads for each 32 columns.
+  const auto plain = [](const TensorList& t) {
+    return TensorList{layer_norm(t[0], {}, {}), rms_norm(t[0], {})};
+  };
+  CHECK(disagreement(plain, {random({2, 516})}, in(DType::f32, 4)) == "");
 }
 
 TEST_CASE("race: softmax and cross entropy") {
