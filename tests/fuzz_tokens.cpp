@@ -21,7 +21,8 @@ namespace {
 using namespace weft;
 
 void write(const std::string& path, const std::string& content) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
+  std::remove(path.c_str());  // ext4 writes a file that replaces its content to the disk at once
+  std::ofstream(path, std::ios::binary) << content;
 }
 
 std::string read(const std::string& path) {
