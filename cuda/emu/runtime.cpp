@@ -1,18 +1,11 @@
-// The emulated GPUs: device memory is host memory that only kernels and copies may access, and
-// streams execute their work as late as possible.
+// The runtime of the emulated GPUs: launches, memory, streams, events and graphs.
 #include <sys/mman.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <exception>
-#include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,7 +15,7 @@
 #include "weft/cuda/device.h"
 #include "weft/cuda/emu/code.h"
 #include "weft/cuda/emu/control.h"
-#include "weft/cuda/emu/stream.h"
+#include "weft/cuda/emu/driver.h"
 
 namespace weft {
 namespace emu {
@@ -49,202 +42,22 @@ void run_grid(void (*body)(void*), void* context, dim3 grid, dim3 block, std::si
 namespace cuda {
 namespace {
 
-using Work = std::function<void()>;
-using Clock = std::chrono::steady_clock;
+using emu::Clock;
+using emu::driver;
+using emu::Driver;
+using emu::is_pinned;
+using emu::kPage;
+using emu::Mark;
+using emu::Queue;
+using emu::run_until;
+using emu::submit;
+using emu::synchronize_queues;
+using emu::whole_pages;
+using emu::Work;
 
-struct Queue {
-  int device = 0;
-  std::deque<Work> waiting;
-  std::uint64_t submitted = 0, finished = 0;  // work items
-  std::condition_variable_any ended, wanted;  // an item has ended; the queue's own thread has work
-  int asleep = 0;                             // threads that wait for `ended`
-  std::uint64_t prompt = 0;  // the queue's own thread runs the items up to this one
-  bool running = false;      // an item is being executed, by `runner`
-  std::thread::id runner;
-  bool has_thread = false;
-  std::exception_ptr error;  // of an item that the queue's own thread ran
-  std::vector<Work>* recording = nullptr;
-};
-
-struct Mark {
-  int device = 0;
-  Queue* queue = nullptr;  // where it was last recorded; null: not recorded
-  std::uint64_t number = 0;
-  bool captured = false;  // recorded into a graph
-  Clock::time_point time;
-};
-
-// A recursive lock that a thread can release at all levels while it waits.
-class DriverLock {
- public:
-  void lock() {
-    mutex_.lock();
-    ++levels_;
-  }
-  void unlock() {
-    --levels_;
-    mutex_.unlock();
-  }
-  int release() {
-    const int levels = levels_;
-    for (int i = 0; i < levels; ++i) unlock();
-    return levels;
-  }
-
- private:
-  std::recursive_mutex mutex_;
-  int levels_ = 0;
-};
-
-// One lock for the whole emulated driver; ranks that are threads share it.
-struct Driver {
-  DriverLock mutex;
-  std::vector<std::unique_ptr<Queue>> queues;
-  struct Block {
-    std::int64_t bytes;
-    int device;
-  };
-  std::map<char*, Block> blocks;         // device memory
-  std::map<char*, std::int64_t> pinned;  // host memory that copies read when they execute
-  std::map<int, std::int64_t> used;      // bytes by device
-  int access = 0;                        // > 0 while device memory may be accessed
-  bool open = false;                     // device memory is accessible now
-  Clock::duration passed{};              // by pass_time()
-};
-Driver& driver() {
-  static Driver* d = new Driver;
-  return *d;
-}
 constinit thread_local int current_index = 0;
 
-constexpr std::int64_t kPage = 4096;
 constexpr std::size_t kGuard = kPage;  // inaccessible bytes after each device allocation
-std::size_t whole_pages(std::int64_t bytes) {
-  return static_cast<std::size_t>((bytes + kPage - 1) & ~(kPage - 1));
-}
-
-// Makes device memory accessible while it exists. At other times a host access faults here as with
-// a GPU, unless emu::control.host_faults is off.
-class Access {
- public:
-  Access() {
-    if (driver().access++ == 0 && !driver().open) protect(true);
-  }
-  ~Access() {
-    if (--driver().access == 0 && emu::control.host_faults) protect(false);
-  }
-  Access(const Access&) = delete;
-
- private:
-  static void protect(bool open) {
-    driver().open = open;
-    for (const auto& [p, block] : driver().blocks)
-      mprotect(p, whole_pages(block.bytes), open ? PROT_READ | PROT_WRITE : PROT_NONE);
-  }
-};
-
-// All levels of the lock that this thread holds: unlock() and lock() let others in while it waits.
-// Device memory that is accessible stays so: to change that for each wait would take most of the
-// time of a test with ranks.
-class Everything {
- public:
-  void unlock() { levels_ = driver().mutex.release(); }
-  void lock() {
-    for (int i = 0; i < levels_; ++i) driver().mutex.lock();
-  }
-
- private:
-  int levels_ = 0;
-};
-
-void run_one(Queue& q) {
-  const Work work = std::move(q.waiting.front());
-  q.waiting.pop_front();
-  q.running = true;
-  q.runner = std::this_thread::get_id();
-  const auto end = [&q] {
-    q.running = false;
-    ++q.finished;
-    if (q.asleep > 0) q.ended.notify_all();
-  };
-  try {
-    work();
-  } catch (...) {
-    end();
-    throw;
-  }
-  end();
-}
-
-// Runs the queue's work up to and including item `until`. Waits while another thread runs some of
-// it.
-void run_until(Queue& q, std::uint64_t until) {
-  if (q.finished < until) {
-    const Access access;
-    while (q.finished < until) {
-      if (q.running) {
-        if (q.runner == std::this_thread::get_id()) return;
-        Everything everything;
-        ++q.asleep;
-        q.ended.wait(everything);
-        --q.asleep;
-      } else if (q.waiting.empty()) {
-        break;
-      } else {
-        run_one(q);
-      }
-    }
-  }
-  if (q.error) std::rethrow_exception(std::exchange(q.error, nullptr));
-}
-
-// The thread of a queue with prompt work, which lives as long as the process.
-void run_promptly(Queue& q) {
-  const std::lock_guard lock(driver().mutex);
-  for (;;) {
-    while (q.finished >= q.prompt) {
-      Everything everything;
-      q.wanted.wait(everything);
-    }
-    try {
-      run_until(q, q.prompt);
-    } catch (...) {
-      q.error = std::current_exception();
-    }
-  }
-}
-
-void submit(Queue& q, Work work, bool prompt = false) {
-  const std::lock_guard lock(driver().mutex);
-  if (q.recording) {
-    q.recording->push_back(std::move(work));
-    return;
-  }
-  q.waiting.push_back(std::move(work));
-  ++q.submitted;
-  if (prompt) {
-    q.prompt = q.submitted;
-    if (!std::exchange(q.has_thread, true)) std::thread([&q] { run_promptly(q); }).detach();
-    q.wanted.notify_all();
-  } else if (emu::control.run_at_once) {
-    run_until(q, q.submitted);
-  }
-}
-
-void synchronize_queues(int device) {
-  // Others may create streams while it waits.
-  for (std::size_t i = 0; i < driver().queues.size(); ++i)
-    if (Queue& q = *driver().queues[i]; q.device == device) run_until(q, q.submitted);
-}
-
-bool is_pinned(const void* p) {
-  const auto& pinned = driver().pinned;
-  auto* at = static_cast<char*>(const_cast<void*>(p));
-  auto next = pinned.upper_bound(at);
-  if (next == pinned.begin()) return false;
-  --next;
-  return at < next->first + next->second;
-}
 
 Queue& queue_of(rt::StreamHandle s) { return *static_cast<Queue*>(s); }
 using MarkHandle = std::shared_ptr<Mark>;
@@ -281,32 +94,7 @@ void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void*
 
 }  // namespace detail
 
-}  // namespace cuda
-
-void emu::submit(void* stream, std::function<void()> work) {
-  cuda::submit(cuda::queue_of(stream), std::move(work));
-}
-
-void emu::submit_promptly(void* stream, std::function<void()> work) {
-  cuda::submit(cuda::queue_of(stream), std::move(work), true);
-}
-
-void emu::while_others_run(const std::function<void()>& f) {
-  cuda::Everything everything;
-  everything.unlock();
-  struct Relock {
-    cuda::Everything& all;
-    ~Relock() { all.lock(); }
-  } const relock{everything};
-  f();
-}
-
-void emu::pass_time(double ms) {
-  cuda::driver().passed += std::chrono::duration_cast<cuda::Clock::duration>(
-      std::chrono::duration<double, std::milli>(ms));
-}
-
-namespace cuda::rt {
+namespace rt {
 
 int device_count(std::string& why) {
   const char* wanted = std::getenv("WEFT_EMU_DEVICES");
@@ -477,5 +265,6 @@ void launch_graph(GraphHandle g, StreamHandle s) {
 }
 void destroy_graph(GraphHandle g) { delete static_cast<std::vector<Work>*>(g); }
 
-}  // namespace cuda::rt
+}  // namespace rt
+}  // namespace cuda
 }  // namespace weft
