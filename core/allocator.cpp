@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <utility>
 
+#include "weft/core/block_guards.h"
 #include "weft/core/error.h"
-#include "weft/core/memory_domain.h"
 #include "weft/core/memory_trace.h"
 #include "weft/core/restorer.h"
 #include "weft/core/shared_cache.h"
@@ -16,15 +15,18 @@
 namespace weft {
 namespace {
 
+using detail::arm_guards;
 using detail::block_watchers;
 using detail::cache_counters_of;
 using detail::class_bytes;
 using detail::class_of;
 using detail::Counter;
 using detail::counters_of;
+using detail::current_category;
+using detail::disarm_guards;
 using detail::forbid;
 using detail::kClasses;
-using detail::kDebugBlocks;
+using detail::kGuard;
 using detail::MemoryCounters;
 using detail::permit;
 using detail::SharedCache;
@@ -32,18 +34,8 @@ using detail::SharedCache;
 constexpr std::int64_t kFrontBlock = 64 << 10;  // larger blocks go to the shared cache directly
 constexpr std::int64_t kFrontBytes = 16 << 20;  // bytes that one thread may cache
 constexpr int kFrontHeaders = 1 << 12;          // headers without memory that one thread may cache
-constexpr std::int64_t kGuard = 64;             // bytes on each side of a block in debug mode
-constexpr unsigned char kGuardByte = 0xa5, kPoisonByte = 0xff;  // 0xff.. is NaN in every format
 
 constexpr int kFrontClasses = class_of(kFrontBlock) + 1;
-std::atomic<std::int64_t> broken_guards{0};
-constinit thread_local Category current_category = Category::other;
-constinit thread_local int memory_domain = 0;  // 0: none
-
-void set_domain(int domain) {
-  memory_domain = domain;
-  detail::domain_counters = detail::memory_counters[domain];
-}
 
 void count_alloc(const Storage* s, MemoryCounters& c) {
   const bool alone = Counter::counts_alone();
@@ -162,36 +154,6 @@ Storage* take_block(int size_class, Device device) {
        held.empty() ? std::string("nothing") : held, m.cached_bytes});
 }
 
-// Debug mode: [guard][payload][guard]; a fresh payload is filled with NaN.
-void arm_guards(Storage* s, bool fill_nan) {
-  char* base = static_cast<char*>(s->data);
-  permit(base, s->capacity);
-  std::memset(base, kGuardByte, kGuard);
-  std::memset(base + kGuard + s->bytes, kGuardByte,
-              static_cast<std::size_t>(s->capacity - kGuard - s->bytes));
-  if (fill_nan) std::memset(base + kGuard, kPoisonByte, static_cast<std::size_t>(s->bytes));
-  s->data = base + kGuard;
-  s->guarded = true;
-  forbid(base, kGuard);
-  forbid(base + kGuard + s->bytes, s->capacity - kGuard - s->bytes);
-}
-
-void disarm_guards(Storage* s) {
-  char* base = static_cast<char*>(s->data) - kGuard;
-  permit(base, s->capacity);
-  const auto intact = [](const char* p, std::int64_t n) {
-    return std::all_of(p, p + n,
-                       [](char c) { return static_cast<unsigned char>(c) == kGuardByte; });
-  };
-  if (!intact(base, kGuard) || !intact(base + kGuard + s->bytes, s->capacity - kGuard - s->bytes)) {
-    broken_guards.fetch_add(1);
-    log_line(message("allocator: a guard zone of a block of {} bytes was overwritten", s->bytes));
-  }
-  std::memset(base + kGuard, kPoisonByte, static_cast<std::size_t>(s->bytes));
-  s->data = base;
-  s->guarded = false;
-}
-
 void free_block(Storage* s) {
   if (s->guarded) disarm_guards(s);
   if (s->device.is_cpu()) forbid(s->data, class_bytes(s->size_class));
@@ -227,11 +189,6 @@ void leave_empty(Storage* s) {
   s->released = true;
 }
 
-void check_index(Device device) {
-  check(device.index >= 0 && device.index < cuda::kMaxDevices,
-        "device: index must be in [0, {}), got {}", cuda::kMaxDevices, device.index);
-}
-
 Storage* shared_empty_storage(Device device) {
   static Storage* const table = [] {
     auto* all = new Storage[Device::kKinds * 16];
@@ -241,7 +198,7 @@ Storage* shared_empty_storage(Device device) {
     }
     return all;
   }();
-  check_index(device);
+  detail::check_index(device);
   return &table[static_cast<int>(device.kind) * 16 + device.index];
 }
 
@@ -408,52 +365,6 @@ void move_block(Storage* from, Storage* to) {
   leave_empty(from);
 }
 
-const char* name(Category c) {
-  constexpr const char* kNames[kCategories] = {"parameter", "gradient",      "activation",
-                                               "optimizer", "communication", "other"};
-  return kNames[static_cast<int>(c)];
-}
-
-CategoryScope::CategoryScope(Category category) : previous_(current_category) {
-  current_category = category;
-}
-CategoryScope::~CategoryScope() { current_category = previous_; }
-
-MemoryDomain::MemoryDomain(int number) : previous_(memory_domain) {
-  check(number >= 0, "MemoryDomain: number must be at least 0, got {}", number);
-  set_domain(1 + number % (detail::kMemoryDomains - 1));
-}
-MemoryDomain::~MemoryDomain() { set_domain(previous_); }
-
-MemoryStats memory_stats(Device device) {
-  check_index(device);
-  MemoryStats s;
-  std::int64_t live = 0;
-  for (int d = 0; d < detail::kMemoryDomains; ++d) {
-    const MemoryCounters& c = detail::memory_counters[d][detail::index_of(device)];
-    live += c.live.get();
-    if (memory_domain != 0 && memory_domain != d) continue;
-    s.hits += c.hits.get();
-    s.misses += c.misses.get();
-    s.live_bytes += c.live.get();
-    s.peak_bytes += c.peak.load(std::memory_order_relaxed);
-    for (int i = 0; i < kCategories; ++i) s.live_by_category[i] += c.by_category[i].get();
-  }
-  const detail::CacheCounters& shared = cache_counters_of(device);
-  s.evictions = shared.evictions.get();
-  s.system_allocs = shared.system_allocs.get();
-  s.cached_bytes = device.is_meta() ? 0 : shared.made.get() - live;
-  return s;
-}
-
-void reset_peak(Device device) {
-  check_index(device);
-  for (int d = 0; d < detail::kMemoryDomains; ++d) {
-    MemoryCounters& c = detail::memory_counters[d][detail::index_of(device)];
-    if (memory_domain == 0 || memory_domain == d) c.peak = c.live.get();
-  }
-}
-
 void set_max_cached_bytes(std::int64_t bytes) {
   check(bytes >= 0, "set_max_cached_bytes: must be at least 0, got {}", bytes);
   SharedCache::get().set_limit(bytes);
@@ -468,21 +379,6 @@ void release_cached_memory(Device device) {
 
 std::int64_t size_class_bytes(std::int64_t bytes) {
   return bytes == 0 ? 0 : class_bytes(class_of(bytes));
-}
-
-void set_debug_allocator(bool on) {
-  if (on)
-    block_watchers.fetch_or(kDebugBlocks);
-  else
-    block_watchers.fetch_and(~kDebugBlocks);
-}
-bool debug_allocator() {
-  return (block_watchers.load(std::memory_order_relaxed) & kDebugBlocks) != 0;
-}
-
-void check_guard_zones() {
-  const std::int64_t n = broken_guards.load();
-  check(n == 0, "allocator: guard zones were overwritten, got {} of them", n);
 }
 
 }  // namespace weft

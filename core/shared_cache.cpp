@@ -78,10 +78,6 @@ std::int64_t half_of_memory() {
 
 }  // namespace
 
-constinit MemoryCounters memory_counters[kMemoryDomains][kMemories];
-constinit CacheCounters cache_counters[kMemories];
-constinit thread_local MemoryCounters* domain_counters = memory_counters[0];
-
 // A child of fork() must find the cache created and its lock free, whatever other threads did.
 const int SharedCache::at_fork_ = pthread_atfork(
     [] { get().mutex_.lock(); }, [] { get().mutex_.unlock(); }, [] { get().mutex_.unlock(); });
