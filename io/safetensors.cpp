@@ -1,7 +1,6 @@
 #include "weft/io/safetensors.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -9,57 +8,12 @@
 #include "weft/core/error.h"
 #include "weft/io/foreign.h"
 #include "weft/io/json.h"
-#include "weft/io/narrow.h"
+#include "weft/io/safetensors_format.h"
 
 namespace weft::io {
-
-static_assert(std::endian::native == std::endian::little, "tensor files hold little-endian data");
-
 namespace {
 
-constexpr std::int64_t kLengthBytes = 8;
-constexpr std::uint64_t kMaxHeader = 100'000'000;
-constexpr const char* kMetadataKey = "__metadata__";
 constexpr const char* kReadable = "BOOL U8 I8 F8_E5M2 F8_E4M3 I16 U16 F16 BF16 I32 U32 F32 F64 I64";
-
-struct FileDType {
-  std::string_view name;
-  int bits;
-  std::optional<DType> dtype;  ///< nullopt: Weft validates such a tensor but cannot read it
-  Widen widen = nullptr;       ///< if `dtype` is wider
-};
-
-constexpr FileDType kFileDTypes[] = {{"BOOL", 8, DType::boolean},
-                                     {"F4", 4, {}},
-                                     {"F6_E2M3", 6, {}},
-                                     {"F6_E3M2", 6, {}},
-                                     {"U8", 8, DType::u8},
-                                     {"I8", 8, DType::i32, widen<std::int8_t, std::int32_t>},
-                                     {"F8_E5M2", 8, DType::e5m2},
-                                     {"F8_E4M3", 8, DType::e4m3},
-                                     {"F8_E8M0", 8, {}},
-                                     {"F8_E4M3FNUZ", 8, {}},
-                                     {"F8_E5M2FNUZ", 8, {}},
-                                     {"I16", 16, DType::i32, widen<std::int16_t, std::int32_t>},
-                                     {"U16", 16, DType::i32, widen<std::uint16_t, std::int32_t>},
-                                     {"F16", 16, DType::f16},
-                                     {"BF16", 16, DType::bf16},
-                                     {"I32", 32, DType::i32},
-                                     {"U32", 32, DType::i64, widen<std::uint32_t, std::int64_t>},
-                                     {"F32", 32, DType::f32},
-                                     {"C64", 64, {}},
-                                     {"F64", 64, DType::f64},
-                                     {"I64", 64, DType::i64},
-                                     {"U64", 64, {}}};
-
-const FileDType& file_dtype(DType t) {
-  return *std::find_if(std::begin(kFileDTypes), std::end(kFileDTypes),
-                       [t](const FileDType& f) { return f.dtype == t && !f.widen; });
-}
-
-std::int64_t byte_count(const TensorSource& t) {
-  return t.shape.numel() * static_cast<std::int64_t>(size_of(t.dtype));
-}
 
 /// A name that is quoted only when it is printed.
 struct Named {
@@ -382,68 +336,6 @@ void SafetensorsFile::read_data(const Entry& e, std::int64_t first, const Tensor
   for (std::int64_t i = 0; i < out.numel(); ++i)
     check_system(bytes[i] <= 1, "safetensors: '{}': tensor {}: BOOL must be 0 or 1, got {}", path(),
                  json_quote(name_of(e)), std::int64_t{bytes[i]});
-}
-
-FileSummary save_safetensors(const std::string& path, const StateDict& tensors,
-                             const Metadata& metadata) {
-  TensorSources sources;
-  for (const auto& [name, t] : tensors) {
-    check(t.defined(), "save_safetensors: tensor {} is null", json_quote(name));
-    check(!t.is_meta(), "save_safetensors: tensor {} is on the meta device and has no data",
-          json_quote(name));
-    sources[name] = {t.shape(), t.dtype(), [&t = t] { return t; }};
-  }
-  return write_safetensors(path, sources, metadata);
-}
-
-FileSummary write_safetensors(const std::string& path, const TensorSources& tensors,
-                              const Metadata& metadata, const std::stop_token& stop) {
-  std::vector<const TensorSources::value_type*> order;
-  for (const auto& named : tensors) {
-    check(named.first != kMetadataKey, "save_safetensors: a tensor cannot be named __metadata__");
-    check(find_invalid_utf8(named.first) == std::string::npos,
-          "save_safetensors: tensor names must be UTF-8");
-    order.push_back(&named);
-  }
-  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-    const std::size_t x = size_of(a->second.dtype), y = size_of(b->second.dtype);
-    return x != y ? x > y : a->first < b->first;
-  });
-
-  Json header = Json::object();
-  if (!metadata.empty()) {
-    Json object = Json::object();
-    for (const auto& [key, value] : metadata) object.set(key, value);
-    header.set(kMetadataKey, std::move(object));
-  }
-  std::int64_t offset = 0;
-  for (const auto* named : order) {
-    const auto& [name, t] = *named;
-    const std::int64_t end = offset + byte_count(t);
-    Json entry;
-    entry.set("dtype", std::string(file_dtype(t.dtype).name));
-    entry.set("shape", Json::Array(t.shape.begin(), t.shape.end()));
-    entry.set("data_offsets", Json::Array{offset, end});
-    header.append(name, std::move(entry));
-    offset = end;
-  }
-  std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  const std::uint64_t length = text.size();
-  check(length <= kMaxHeader, "save_safetensors: the header must have at most {} bytes, got {}",
-        kMaxHeader, length);
-
-  AtomicFile file(path, stop);
-  file.write(&length, kLengthBytes);
-  file.write(text);
-  for (const auto* named : order) {
-    // detach(): a copy made here must not be recorded.
-    Tensor t = named->second.read().detach();
-    if (!t.device().is_cpu()) t = t.to(kCpu);
-    if (!t.is_contiguous()) t = t.contiguous();
-    if (t.numel() > 0) file.write(t.raw(), static_cast<std::size_t>(byte_count(named->second)));
-  }
-  return file.commit();
 }
 
 StateDict load_safetensors(const std::string& path) {
