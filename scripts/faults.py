@@ -205,7 +205,7 @@ FAULTS = [
      "tp_.size() > 1 && (rows || columns || p.partial)", "tp_.size() > 1 && p.partial", "lora_layouts"),
     ("lora_shared_rows_not_summed", "distributed/parallelize_adapters.cpp", "return linear(x, share(w), bias);",
      "return linear(x, w, bias);", "lora_layouts"),
-    ("lora_saves_frozen_weights", "train/train_step.cpp",
+    ("lora_saves_frozen_weights", "train/train_step_state.cpp",
      "  if (task_.saves_trained_only) keep_saved(state, true);\n", "", "lora_run"),
     ("peft_rows_in_file_order", "distributed/peft_folder.cpp", "m.tensor.rows.empty() ? b : move_rows(b, m.tensor.rows);",
      "b;", "peft"),
