@@ -102,6 +102,8 @@ void Engine::run_block(void (*body)(void*), void* context, uint3 block, dim3 blo
     main_.refresh_main();
     running_ = &main_;
 #if WEFT_EMU_TSAN
+    // Those of the previous block would order its threads before this one's.
+    syncs_ = std::make_unique<char[]>(kSyncs);
     // Take all fibers here: a fiber created by another one would be ordered after that one's work.
     for (int i = 0; i < count_; ++i) threads_[i].fiber = fibers_.take();
 #endif
@@ -138,6 +140,7 @@ void Engine::threads_on_this_fiber() {
       const Quiet quiet;
       error_ = std::current_exception();
       failed = true;
+      release(&block_end_);
     }
     if (!failed) failed = !end_thread(t);
     if (failed) {
@@ -210,7 +213,7 @@ void Engine::barrier(int id, int expected, const char* what, const Loc& loc) {
   t.what = what;
   t.loc = loc;
   warps_[me >> 5].ready &= ~(1u << (me & 31));
-  void* const sync = &b.syncs[b.phase & 1];
+  void* const sync = &syncs_[2 * static_cast<unsigned>(id) + (b.phase & 1)];
   release(sync);
   if (b.arrived == (expected < 0 ? live_ : expected)) {
     if (expected < 0 && live_ != count_)
@@ -245,7 +248,10 @@ Engine::Slot& Engine::join(unsigned mask, void* arg, const char* what, const Loc
     if (w.slot[i].mask == mask) slot = &w.slot[i];
   for (int i = 0; i < w.slots && !slot; ++i)
     if (w.slot[i].mask == 0) slot = &w.slot[i];
-  if (!slot) slot = &w.slot[w.slots++];
+  if (!slot) {
+    slot = &w.slot[w.slots];
+    slot->syncs = &syncs_[2 * (16 + (me & ~31) + w.slots++)];
+  }
   if (slot->mask == 0 || slot->arrived == 0) {
     slot->mask = mask;
     slot->needed = mask & w.live;

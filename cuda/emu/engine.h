@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <source_location>
 #include <string>
 #include <vector>
@@ -119,8 +120,8 @@ class Engine {
     const char* what = "";
     Loc loc;
     void* args[32];
-    char syncs[2];
-    void* sync() { return &syncs[phase & 1]; }
+    char* syncs = nullptr;  // two, in turn
+    void* sync() { return syncs + (phase & 1); }
   };
   struct Warp {
     unsigned ready = 0, live = 0;
@@ -131,7 +132,6 @@ class Engine {
     int arrived = 0, expected = 0;
     unsigned phase = 0;
     Loc loc;
-    char syncs[2];
   };
 
   static thread_local constinit Engine* of_this_thread;
@@ -172,13 +172,17 @@ class Engine {
     char* at;
   };
   std::vector<Variable> variables_;
-  std::size_t shared_top_ = 0,
-              shared_used_ = 0;  // bytes without and with the gaps between variables
+  // Bytes with and without the gaps between variables; all beyond shared_top_ is poisoned.
+  std::size_t shared_top_ = 0, shared_used_ = 0;
   int count_ = 0, live_ = 0, warp_count_ = 0, warp_ = 0;
   std::uint32_t random_state_ = 1;
   void (*body_)(void*) = nullptr;
   void* context_ = nullptr;
   std::exception_ptr error_;
+  // The addresses at which threads of a block synchronise: two for each barrier and each slot.
+  // ThreadSanitizer forgets what was released at them when they are freed.
+  static constexpr int kSyncs = 2 * (16 + kMaxThreads);
+  std::unique_ptr<char[]> syncs_ = std::make_unique<char[]>(kSyncs);
   char grid_begin_ = 0, block_end_ = 0;
 };
 

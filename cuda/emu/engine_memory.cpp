@@ -21,7 +21,7 @@ void copy(void* to, const void* from, int bytes) {
 
 }  // namespace
 
-// Instrumented, unlike the rest: the copy counts as the kernel's own access.
+// Instrumented, unlike engine.cpp: the copy counts as the kernel's own access.
 void Engine::copy_later(void* to, const void* from, int bytes) {
   bool now;
   {
@@ -38,7 +38,7 @@ void Engine::copy_later(void* to, const void* from, int bytes) {
 #endif
 }
 
-WEFT_EMU_ENGINE void Engine::commit_copies() {
+void Engine::commit_copies() {
   const Quiet quiet;
   ++threads_[here.current].group;
 }
@@ -56,8 +56,7 @@ void Engine::finish_copies(int groups_left) {
   for (const Copy& c : due) copy(c.to, c.from, c.bytes);
 }
 
-WEFT_EMU_ENGINE void* Engine::shared_variable(const void* key, std::size_t bytes,
-                                              std::size_t alignment) {
+void* Engine::shared_variable(const void* key, std::size_t bytes, std::size_t alignment) {
   const Quiet quiet;
   for (const Variable& v : variables_)
     if (v.key == key) return v.at;

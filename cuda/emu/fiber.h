@@ -46,9 +46,9 @@ class FiberPool {
   FiberPool(void (*entry)(), std::size_t most) : entry_(entry), most_(most) {}
   Fiber* take();
   void give(Fiber* f) { (WEFT_EMU_TSAN ? used_ : free_).push_back(f); }
-  /// To ThreadSanitizer two CUDA threads on one fiber are one thread, whose accesses are ordered:
-  /// it must not see that of two blocks of a grid. A new fiber costs it a thousand times as much as
-  /// a switch, so this allows the next grid to use those of the one before.
+  /// ThreadSanitizer takes two CUDA threads on one fiber for one thread, whose accesses are
+  /// ordered. Blocks of a grid must not share fibers; the next grid may use them again, since a new
+  /// fiber costs a thousand times as much as a switch.
   void begin_grid();
   /// Restarts all fibers, including those that were not returned.
   void reset_all();

@@ -28,13 +28,15 @@ void run_grid(void (*body)(void*), void* context, dim3 grid, dim3 block, std::si
   const bool backwards = options.order == Order::reverse;
   const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
   Engine::get().begin_grid();
+  const struct End {
+    ~End() { Engine::get().end_grid(); }  // also when a block throws
+  } end;
   for (std::uint64_t i = 0; i < blocks; ++i) {
     const std::uint64_t n = backwards ? blocks - 1 - i : i;
     const uint3 at{static_cast<unsigned>(n % grid.x), static_cast<unsigned>(n / grid.x % grid.y),
                    static_cast<unsigned>(n / grid.x / grid.y)};
     Engine::get().run_block(body, context, at, block, shared);
   }
-  Engine::get().end_grid();
 }
 
 }  // namespace emu

@@ -32,10 +32,6 @@ void AnnotateIgnoreWritesEnd(const char* file, int line);
 }
 #endif
 
-/// For functions of the engine in files that are instrumented: CUDA threads share its state
-/// intentionally, one after another.
-#define WEFT_EMU_ENGINE __attribute__((no_sanitize("thread", "address")))
-
 namespace weft::emu {
 
 /// The engine's own accesses inside the scope do not count as races of the kernel.

@@ -17,12 +17,14 @@
 #include <mutex>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "weft/core/cgroup.h"
 #include "weft/core/default_threads.h"
 #include "weft/core/parallel.h"
 #include "weft/core/random.h"
 #include "weft/core/signal_stack.h"
+#include "weft/tests/sanitized.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 
@@ -263,18 +265,21 @@ void print_stack_and_exit(int) {
 
 TEST_CASE("parallel: a child of fork() runs its loops alone and waits for no worker") {
   // More threads than processors: after most loops some worker is still looking for work. Other
-  // threads often hold the locks of the spare pools, of the large-block cache and of the seed.
+  // threads often hold the locks of the spare pools, of the large-block cache and of the seed. Not
+  // with AddressSanitizer: a child of fork() waits for ever for a lock of the sanitizer's own heap
+  // that another thread held.
   const Threads scope(32);
   std::atomic<bool> stop{false};
-  std::thread borrower([&] {
-    while (!stop) const ThreadLimit share(1);
-  });
-  std::thread allocator([&] {
-    while (!stop) Tensor::empty({1 << 18}, DType::f32);
-  });
-  std::thread seeder([&] {
-    while (!stop) manual_seed(1);
-  });
+  std::vector<std::thread> others;
+  const auto repeat = [&](auto f) {
+    if (!test::sanitized)
+      others.emplace_back([&stop, f] {
+        while (!stop) f();
+      });
+  };
+  repeat([] { const ThreadLimit share(1); });
+  repeat([] { Tensor::empty({1 << 18}, DType::f32); });
+  repeat([] { manual_seed(1); });
   void* call;
   backtrace(&call, 1);  // the first call loads a library, which a stuck child could not
   int failed = 0;
@@ -306,9 +311,7 @@ TEST_CASE("parallel: a child of fork() runs its loops alone and waits for no wor
     failed += status != 0;
   }
   stop = true;
-  borrower.join();
-  allocator.join();
-  seeder.join();
+  for (std::thread& other : others) other.join();
 }
 
 namespace {

@@ -45,8 +45,21 @@ __global__ void misaligned_kernel(float* out, int past) {
 
 __global__ void race_in_block_kernel(float* out) { out[0] += 1; }
 
-__global__ void race_between_blocks_kernel(float* out) {
-  if (threadIdx.x == 0) out[0] += 1;
+__global__ void race_between_blocks_kernel(float* out) { out[0] += 1; }
+
+// Barriers order the threads of a block, not those of another.
+__global__ void race_past_barriers_kernel(float* out, int missing) {
+  for (int round = 0; round < 3; ++round) {
+    __syncthreads();
+    __shfl_xor_sync(~0u, 0, 1);
+    if (round == 1 && threadIdx.x == 0) out[missing ? 0 : blockIdx.x] += 1;
+  }
+}
+
+// More threads than there are fibers: the last thread of the second block has that of the first
+// thread of the first block.
+__global__ void race_on_fiber_kernel(float* out) {
+  if (threadIdx.x == (blockIdx.x == 0 ? 0 : blockDim.x - 1)) out[0] += 1;
 }
 
 __global__ void missing_barrier_kernel(float* out, int missing) {
@@ -147,7 +160,10 @@ void run(const char* name) {
     run_kernel(global_kernel, 1, 64, 0, gone, 64, 0);
   }
   if (is("race_in_block")) run_kernel(race_in_block_kernel, 1, 2, 0, out);
+  // One thread a block: a fiber that the next block takes over would hide the race.
   if (is("race_between_blocks")) run_kernel(race_between_blocks_kernel, 2, 1, 0, out);
+  if (is("race_past_barriers")) run_kernel(race_past_barriers_kernel, 2, 64, 0, out, 1);
+  if (is("race_on_fiber")) run_kernel(race_on_fiber_kernel, 2, 1024, 0, out);
   if (is("missing_barrier")) run_kernel(missing_barrier_kernel, 1, 64, 0, out, 1);
   if (is("missing_second_barrier")) run_kernel(missing_second_barrier_kernel, 1, 64, 0, out, 1);
   if (is("early_copy")) run_kernel(early_copy_kernel, 1, 64, 0, neighbour.data<float>(), out, 1);
@@ -159,6 +175,7 @@ void run(const char* name) {
     run_kernel(global_kernel, 2, 64, 0, out, 64, 0);
     run_kernel(local_array_kernel, 1, 64, 0, out, 0);
     run_kernel(misaligned_kernel, 1, 16, 0, out, 0);
+    run_kernel(race_past_barriers_kernel, 2, 64, 0, out, 0);
     run_kernel(missing_barrier_kernel, 1, 64, 0, out, 0);
     run_kernel(missing_second_barrier_kernel, 1, 64, 0, out, 0);
     run_kernel(early_copy_kernel, 1, 64, 0, neighbour.data<float>(), out, 0);
