@@ -50,7 +50,8 @@ endfunction()
 add_library(weft_test_main OBJECT tests/main.cpp tests/count_new.cpp)
 target_include_directories(weft_test_main PRIVATE ${weft_include})
 target_link_libraries(weft_test_main PRIVATE weft_test_flags)
-target_compile_definitions(weft_test_main PRIVATE WEFT_TEST_SANITIZED=$<BOOL:${WEFT_SANITIZE}>)
+target_compile_definitions(weft_test_main PRIVATE WEFT_TEST_SANITIZED=$<BOOL:${WEFT_SANITIZE}>
+  WEFT_TEST_ADDRESS_SANITIZED=$<STREQUAL:${WEFT_SANITIZE},address>)
 
 # weft_test_command(OUT STEM): the command that runs the test cases of one file.
 function(weft_test_command out stem)

@@ -43,7 +43,7 @@ inline constexpr int kMemoryDomains = 65;
 inline constexpr int kMemories = Device::kKinds * cuda::kMaxDevices;
 extern MemoryCounters memory_counters[kMemoryDomains][kMemories];
 inline int index_of(Device d) { return static_cast<int>(d.kind) * cuda::kMaxDevices + d.index; }
-/// Throws Error unless the device has counters.
+/// Throws Error unless the index of the device is in range.
 void check_index(Device device);
 /// The counters of this thread's domain.
 extern constinit thread_local MemoryCounters* domain_counters;

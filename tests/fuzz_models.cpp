@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <sstream>
 #include <string>
@@ -27,11 +26,7 @@
 namespace {
 
 using namespace weft;
-
-void write(const std::string& path, const std::string& content) {
-  std::remove(path.c_str());  // ext4 writes a file that replaces its content to the disk at once
-  std::ofstream(path, std::ios::binary) << content;
-}
+using test::write_anew;
 
 bool try_to(const std::function<void()>& f) {
   try {
@@ -79,7 +74,7 @@ bool try_adapter(const std::string& path, const nn::GptConfig& config) {
 #ifdef WEFT_LIBFUZZER
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const test::TempFolder folder;
-  write(folder / "x.gguf", std::string(reinterpret_cast<const char*>(data), size));
+  write_anew(folder / "x.gguf", std::string(reinterpret_cast<const char*>(data), size));
   try_gguf(folder / "x.gguf");
   return 0;
 }
@@ -98,7 +93,7 @@ std::vector<Seed> config_seeds(const std::string& models, const test::TempFolder
     const std::string here = folder / name, there = models + "/" + name;
     io::make_directories(here);
     for (const char* const file : {"/config.json", "/model.safetensors"})
-      write(here + file, io::read_file(there + file));
+      write_anew(here + file, io::read_file(there + file));
     seeds.push_back({here + "/config.json", io::read_file(there + "/config.json"),
                      [here] { return try_folder(here); }});
   }
@@ -134,7 +129,7 @@ std::vector<Seed> adapter_seeds(const std::string& fixtures, const test::TempFol
     for (const char* const damaged : kFiles) {
       const std::string there = adapters + "/" + name, here = folder / std::to_string(seeds.size());
       io::make_directories(here);
-      for (const char* const file : kFiles) write(here + file, io::read_file(there + file));
+      for (const char* const file : kFiles) write_anew(here + file, io::read_file(there + file));
       const io::Json json = io::Json::parse(io::read_file(there + kFiles[0]), name);
       const std::string base = json.at("base_model_name_or_path").as_string(),
                         model = fixtures + "/hf" + base.substr(base.rfind('/'));
@@ -165,7 +160,7 @@ int main(int argc, char** argv) {
   long opened = 0;
   for (long i = 0; i < runs; ++i) {
     const Seed& s = seeds[static_cast<std::size_t>(i) % seeds.size()];
-    write(s.path, mutations.of(s.content));
+    write_anew(s.path, mutations.of(s.content));
     opened += s.attempt();
   }
   std::printf("%ld damaged copies, %ld of them still opened\n", runs, opened);

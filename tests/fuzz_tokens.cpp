@@ -19,11 +19,7 @@
 namespace {
 
 using namespace weft;
-
-void write(const std::string& path, const std::string& content) {
-  std::remove(path.c_str());  // ext4 writes a file that replaces its content to the disk at once
-  std::ofstream(path, std::ios::binary) << content;
-}
+using test::write_anew;
 
 std::string read(const std::string& path) {
   std::ostringstream content;
@@ -67,7 +63,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     write_pair(folder / "x");
     return folder / "x";
   }();
-  write(stem + ".idx", std::string(reinterpret_cast<const char*>(data), size));
+  write_anew(stem + ".idx", std::string(reinterpret_cast<const char*>(data), size));
   try_file(stem + ".idx");
   return 0;
 }
@@ -88,7 +84,7 @@ int main(int argc, char** argv) {
   if (!try_file(stem + ".idx") || !try_file(other)) return 1;
   for (long i = 0; i < runs; ++i) {
     const bool first = i % 2 == 0;
-    write(first ? stem + ".idx" : other, mutations.of(first ? idx : bin));
+    write_anew(first ? stem + ".idx" : other, mutations.of(first ? idx : bin));
     opened += try_file(first ? stem + ".idx" : other);
   }
   std::printf("%ld damaged copies, %ld of them still opened\n", runs, opened);

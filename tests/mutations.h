@@ -1,9 +1,18 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
+#include <fstream>
 #include <string>
 
 namespace weft::test {
+
+/// Writes a new file in place of an old one. To replace the content of the old file would take
+/// longer: ext4 writes it to the disk at once.
+inline void write_anew(const std::string& path, const std::string& content) {
+  std::remove(path.c_str());
+  std::ofstream(path, std::ios::binary) << content;
+}
 
 /// Damaged copies of a text or file. The same seed gives the same copies.
 class Mutations {

@@ -1,6 +1,6 @@
 #pragma once
-// The emulated driver: its streams' queues of work, and the memory it has handed out. What
-// cuda/emu/runtime.cpp implements the runtime with.
+// The emulated driver: the queues of work of its streams, and the memory that it has handed out.
+// cuda/emu/runtime.cpp implements the CUDA runtime on it.
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -94,6 +94,7 @@ void submit(Queue& q, Work work, bool prompt = false);
 void run_until(Queue& q, std::uint64_t until);
 /// Runs all work of a device.
 void synchronize_queues(int device);
+/// Whether p lies in pinned host memory.
 bool is_pinned(const void* p);
 
 }  // namespace weft::emu

@@ -102,7 +102,7 @@ void Engine::run_block(void (*body)(void*), void* context, uint3 block, dim3 blo
     main_.refresh_main();
     running_ = &main_;
 #if WEFT_EMU_TSAN
-    // Those of the previous block would order its threads before this one's.
+    // At the addresses of the previous block this block's threads would synchronise with its.
     syncs_ = std::make_unique<char[]>(kSyncs);
     // Take all fibers here: a fiber created by another one would be ordered after that one's work.
     for (int i = 0; i < count_; ++i) threads_[i].fiber = fibers_.take();

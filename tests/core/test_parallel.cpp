@@ -272,7 +272,7 @@ TEST_CASE("parallel: a child of fork() runs its loops alone and waits for no wor
   std::atomic<bool> stop{false};
   std::vector<std::thread> others;
   const auto repeat = [&](auto f) {
-    if (!test::sanitized)
+    if (!test::address_sanitized)
       others.emplace_back([&stop, f] {
         while (!stop) f();
       });

@@ -47,7 +47,7 @@ __global__ void race_in_block_kernel(float* out) { out[0] += 1; }
 
 __global__ void race_between_blocks_kernel(float* out) { out[0] += 1; }
 
-// Barriers order the threads of a block, not those of another.
+// A barrier orders only the threads of its own block.
 __global__ void race_past_barriers_kernel(float* out, int missing) {
   for (int round = 0; round < 3; ++round) {
     __syncthreads();
@@ -56,8 +56,8 @@ __global__ void race_past_barriers_kernel(float* out, int missing) {
   }
 }
 
-// More threads than there are fibers: the last thread of the second block has that of the first
-// thread of the first block.
+// More threads than there are fibers: the last thread of the second block runs on the fiber of the
+// first thread of the first block.
 __global__ void race_on_fiber_kernel(float* out) {
   if (threadIdx.x == (blockIdx.x == 0 ? 0 : blockDim.x - 1)) out[0] += 1;
 }
@@ -144,7 +144,7 @@ void run(const char* name) {
   const Tensor t = Tensor::empty({64}, DType::f32, kGpu);
   const Tensor neighbour = Tensor::empty({64}, DType::f32, kGpu);
   auto* const out = t.data<float>();
-  // Its fibers run the threads of the next grid, which are still unordered among each other.
+  // The next grid reuses the fibers of this one; its threads must still be unordered.
   run_kernel(global_kernel, 2, 64, 0, out, 64, 0);
   if (is("static_shared")) run_kernel(static_shared_kernel, 1, 64, 0, out, 1);
   if (is("dynamic_shared")) run_kernel(dynamic_shared_kernel, 1, 64, 256, out, 1);
