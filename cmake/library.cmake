@@ -105,10 +105,10 @@ if(WEFT_HAVE_MPI)
     COMPILE_DEFINITIONS "OMPI_SKIP_MPICXX;MPICH_SKIP_MPICXX")
 endif()
 
-# CLI11 and <regex> run once, so they are compiled for fast compilation. They take seconds to compile,
-# and so does toml++: one file includes each.
+# CLI11 and <regex> take seconds to compile, and so does toml++: one file includes each. With -Og
+# CLI11 compiles as fast as with -O0; <regex> takes 1 s more, and a fifth of the time to match.
 set_source_files_properties(train/command_line.cpp core/pattern.cpp PROPERTIES
-  COMPILE_OPTIONS "-O0;-fno-sanitize=all" SKIP_PRECOMPILE_HEADERS ON)
+  COMPILE_OPTIONS "-Og;-fno-sanitize=all" SKIP_PRECOMPILE_HEADERS ON)
 set_source_files_properties(train/command_line.cpp PROPERTIES
   COMPILE_DEFINITIONS WEFT_VERSION="${PROJECT_VERSION}")
 
