@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 KINDS = [
     ("waiting for other threads", r"ThreadPool|__atomic_spin|__atomic_wait|sched_yield"),
     ("products by oneDNN", r"^jit |libdnnl|library_product|omp_"),
-    ("products of attention", r"block_product"),
+    ("products of attention", r"block_product|product_tile<|product_columns<"),
     ("in-tree products with weights", r"panel_|pack_|packed_in_|product_|_product|gemm_bias|SmallGemm"),
     ("attention beside its products", r"transpose|softmax_step|probabilities|scores_bwd|row_dot|"
                                       r"row_scale|Forward<|BackwardPass|attention"),

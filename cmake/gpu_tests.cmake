@@ -113,11 +113,13 @@ if(WEFT_BENCH)
     --dtype bf16 --warmup 3 --steps 6 --graph on)
   set_tests_properties(bench_step_emulated bench_step_emulated_graph PROPERTIES
     PASS_REGULAR_EXPRESSION "\"host_syncs\":0(\\.0+)?[,}]")
-  # The prediction from recorded steps.
-  add_test(NAME cli_gpu_model
-    COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_gpu_model.py)
-  set_tests_properties(cli_gpu_model PROPERTIES
-    ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:bench_step_emulated>;PYTHONDONTWRITEBYTECODE=1")
+  # The prediction from recorded steps, and the check of the machine code.
+  foreach(case gpu_model sass)
+    add_test(NAME cli_${case}
+      COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/cli/test_${case}.py)
+    set_tests_properties(cli_${case} PROPERTIES
+      ENVIRONMENT "WEFT_BIN=$<TARGET_FILE_DIR:bench_step_emulated>;PYTHONDONTWRITEBYTECODE=1")
+  endforeach()
 endif()
 
 # Faults that only a sanitizer detects: one planted bug per run, and the expected report.

@@ -106,7 +106,7 @@ if(WEFT_HAVE_MPI)
 endif()
 
 # CLI11 and <regex> take seconds to compile, and so does toml++: one file includes each. With -Og
-# CLI11 compiles as fast as with -O0; <regex> takes 1 s more, and a fifth of the time to match.
+# CLI11 compiles as fast as with -O0; <regex> compiles 1 s longer and matches in a fifth of the time.
 set_source_files_properties(train/command_line.cpp core/pattern.cpp PROPERTIES
   COMPILE_OPTIONS "-Og;-fno-sanitize=all" SKIP_PRECOMPILE_HEADERS ON)
 set_source_files_properties(train/command_line.cpp PROPERTIES

@@ -2,10 +2,8 @@
 
 #include <array>
 #include <locale>
-#include <mutex>
 #include <numeric>
 #include <regex>
-#include <unordered_map>
 
 #include "weft/core/error.h"
 
@@ -32,23 +30,12 @@ struct Pattern::Compiled {
 Pattern::Pattern(const char* op, const std::string& text) {
   static const bool filled = fill_tables();
   static_cast<void>(filled);
-  // Every rank and every model needs the same few, and compiling one is slow.
-  static std::mutex mutex;
-  static std::unordered_map<std::string, std::shared_ptr<const Compiled>> known;
-  constexpr std::size_t kMost = 1024;
-  const std::lock_guard lock(mutex);
-  if (const auto same = known.find(text); same != known.end()) {
-    compiled_ = same->second;
-    return;
-  }
   try {
     compiled_ = std::make_shared<const Compiled>(
         std::regex(text, std::regex::ECMAScript | std::regex::optimize));
   } catch (const std::regex_error&) {
     throw Error(message("{}: pattern \"{}\" is not a regular expression", op, text));
   }
-  if (known.size() >= kMost) known.clear();
-  known.emplace(text, compiled_);
 }
 
 bool Pattern::matches(const std::string& name) const {

@@ -91,10 +91,10 @@ def is_faster_than_the_older_commit(folder):
     older = json.loads((GPU / "f2447f8" / "step.json").read_text())
     older_code = json.loads((GPU / "f2447f8" / "code.json").read_text())
     now, before = 1e3 * seconds(step), 1e3 * seconds(older, code=older_code)
-    assert now < before - 5, (now, before)
+    assert now <= 118 < before, (now, before)  # the goal for an H100
     shares, were = model.shares(H100, CODE), model.shares(H100, older_code)
     for kernel in ("adam_step", "rope", "dropout", "cross_entropy_in_place"):
-        assert were[kernel] < shares[kernel] - 0.05, (kernel, were[kernel])
+        assert were[kernel] < shares[kernel] - 0.05 and shares[kernel] >= 0.85, (kernel, were[kernel], shares[kernel])
 
 
 def limits_behave(_):
