@@ -1,6 +1,8 @@
 // Speed of single ops at the sizes of a small GPT: memory-bound ops in GB/s of the bytes that they
-// must read and write, products in GFLOP/s; forward without a tape, and backward alone.
+// must read and write, products and attention in GFLOP/s; forward without a tape, and backward
+// alone.
 // --products MODEL: the products of a model's step instead, or of all with `all`.
+#include "weft/autograd/attention.h"
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/dropout.h"
 #include "weft/autograd/elementwise.h"
@@ -12,6 +14,7 @@
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/bench/harness.h"
+#include "weft/bench/models.h"
 #include "weft/bench/product_table.h"
 #include "weft/core/random.h"
 #include "weft/core/tensor.h"
@@ -60,6 +63,20 @@ void product(bench::Report& report, std::int64_t m, std::int64_t n, std::int64_t
              flops / 1e9 / bench::seconds_per_call([&] { linear(x, w); }, 5), "GFLOP/s");
 }
 
+/// Causal attention of one layer. Only what the floor of a step counts (bench/floor.h): two
+/// products over the keys that a query sees, four in backward, no recomputation.
+void causal_attention(bench::Report& report, const bench::StepModel& m) {
+  const std::int64_t heads = m.config.heads, dim = m.config.dim;
+  const Tensor qkv = rand_normal({m.batch, m.tokens, 3 * heads, dim / heads});
+  const auto f = [&](const Tensor& x) {
+    return attention_packed(x, heads, heads, {.causal = true});
+  };
+  const double product = static_cast<double>(m.step_tokens() * (m.tokens + 1) * dim) / 1e9;
+  const std::string name = message("attention {} {}", m.name, qkv.shape());
+  report.row(name, 2 * product / bench::seconds_per_call([&] { f(qkv); }), "GFLOP/s");
+  report.row(name + ", backward", 4 * product / backward_seconds(qkv, f), "GFLOP/s");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -93,6 +110,8 @@ int main(int argc, char** argv) {
     targets.data<std::int64_t>()[i] = i * 31 % kVocab;
   memory_bound(report, "cross_entropy", logits, 1, 2,
                [&](const Tensor& a) { return cross_entropy(a, targets); });
+
+  for (const bench::StepModel& model : bench::kStepModels) causal_attention(report, model);
 
   product(report, 1024, 768, 768, DType::f32);
   product(report, 1024, 3072, 768, DType::f32);
