@@ -25,13 +25,6 @@ namespace {
 
 constexpr std::int64_t kRows = 4096, kDim = 768, kVocab = 8192;
 
-double gigabytes(std::initializer_list<Tensor> tensors, int times = 1) {
-  double bytes = 0;
-  for (const Tensor& t : tensors)
-    bytes += static_cast<double>(t.numel()) * static_cast<double>(size_of(t.dtype()));
-  return bytes * times / 1e9;
-}
-
 /// Seconds of the backward pass of y = f(x) alone.
 template <class F>
 double backward_seconds(Tensor x, F f) {
@@ -48,12 +41,23 @@ double backward_seconds(Tensor x, F f) {
   });
 }
 
+/// Two rows, forward and backward, and their work, which bench/peers/ops.py reads.
+template <class F>
+void rates(bench::Report& report, const std::string& op, const Tensor& x, double work,
+           double work_back, const std::string& unit, F f) {
+  const std::string name = message("{} {}", op, x.shape());
+  report.row(name, work / bench::seconds_per_call([&] { f(x); }), unit + "/s");
+  report.row(name + ", backward", work_back / backward_seconds(x, f), unit + "/s");
+  report.add(name + ", work", work, unit);
+  report.add(name + ", backward, work", work_back, unit);
+}
+
 /// `moved`: number of arrays of x's size that forward, and then backward, must read or write.
 template <class F>
-void memory_bound(bench::Report& report, const std::string& name, const Tensor& x, int moved,
+void memory_bound(bench::Report& report, const std::string& op, const Tensor& x, int moved,
                   int moved_back, F f) {
-  report.row(name, gigabytes({x}, moved) / bench::seconds_per_call([&] { f(x); }), "GB/s");
-  report.row(name + ", backward", gigabytes({x}, moved_back) / backward_seconds(x, f), "GB/s");
+  const double bytes = static_cast<double>(x.numel()) * static_cast<double>(size_of(x.dtype()));
+  rates(report, op, x, moved * bytes / 1e9, moved_back * bytes / 1e9, "GB", f);
 }
 
 void product(bench::Report& report, std::int64_t m, std::int64_t n, std::int64_t k, DType dtype) {
@@ -72,9 +76,7 @@ void causal_attention(bench::Report& report, const bench::StepModel& m) {
     return attention_packed(x, heads, heads, {.causal = true});
   };
   const double product = static_cast<double>(m.step_tokens() * (m.tokens + 1) * dim) / 1e9;
-  const std::string name = message("attention {} {}", m.name, qkv.shape());
-  report.row(name, 2 * product / bench::seconds_per_call([&] { f(qkv); }), "GFLOP/s");
-  report.row(name + ", backward", 4 * product / backward_seconds(qkv, f), "GFLOP/s");
+  rates(report, message("attention {}", m.name), qkv, 2 * product, 4 * product, "GFLOP", f);
 }
 
 }  // namespace

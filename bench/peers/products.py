@@ -19,7 +19,7 @@ import tempfile
 import time
 
 import report
-import torch_mkl
+import tuned_torch
 from row_file import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -108,18 +108,27 @@ def products_of(model, torch, options):
     return in_order, work
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--models", default="tiny,small,124m-b4-t256,124m-b1-t1024,124m-b4-t64")
+def add_options(parser):
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     parser.add_argument("--cap", choices=CAPS, default="")
-    options = parser.parse_args()
-    wanted = {**CAPS[options.cap], **torch_mkl.as_on_intel(options.build, report.machine(ROOT)["cpu"])}
+
+
+def restrict(options):
+    """Restarts this program, if it must, so that libraries use the instructions that --cap allows, and PyTorch is tuned.
+    Libraries read these settings when they are loaded."""
+    wanted = {**CAPS[options.cap], **tuned_torch.environment(options.build, report.machine(ROOT)["cpu"])}
     if any(os.environ.get(name) != value for name, value in wanted.items()):
-        # Libraries read these when they are loaded.
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", default="tiny,small,124m-b4-t256,124m-b1-t1024,124m-b4-t64")
+    add_options(parser)
+    options = parser.parse_args()
+    restrict(options)
     import torch
     torch.set_num_threads(options.threads)
     print("| Product (GFLOP/s) | Weft | oneDNN | MKL | Weft, share of the peak |")

@@ -26,7 +26,7 @@ import sys
 import tempfile
 
 import report
-import torch_mkl
+import tuned_torch
 import turns
 from products import CAPS
 from row_file import read_rows
@@ -45,10 +45,6 @@ BF16_MODELS = ["tiny", "small", "124m-b4-t64"]
 PARTS = [*MODELS, "bf16", "scaling", "overhead", "loss"]
 QUICK = ["tiny", "small", "124m-b4-t256", "124m-b4-t64", "bf16", "scaling", "overhead"]
 LOSS_STEPS = 200
-KEEP_MEMORY = ":".join(
-    "glibc.malloc." + tunable
-    for tunable in ("hugetlb=1", f"mmap_threshold={2**33}", f"trim_threshold={2**33}")
-)
 
 
 class Runner:
@@ -97,7 +93,7 @@ class Runner:
 
 def torch_settings(runner, cpu):
     plain = {"eager": ([], {}), "compiled": (["--compile"], {})}
-    env = {"GLIBC_TUNABLES": KEEP_MEMORY, **torch_mkl.as_on_intel(runner.folder, cpu)}
+    env = tuned_torch.environment(runner.folder, cpu)
     tuned = {f"{name}, tuned": (arguments, env) for name, (arguments, _) in plain.items()}
     return tuned if runner.quick else {**plain, **tuned}
 

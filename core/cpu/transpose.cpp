@@ -28,7 +28,8 @@ Vector interleave(Vector a, Vector b, std::integer_sequence<int, I...>) {
 // x86-64 processor has. Interleaving row i with the row half a block below, log2(kVector) times,
 // transposes.
 template <class Word>
-[[gnu::always_inline]] inline void transpose_block(const Word* x, std::int64_t ldx, Word* y, std::int64_t ldy) {
+[[gnu::always_inline]] inline void transpose_block(const Word* x, std::int64_t ldx, Word* y,
+                                                   std::int64_t ldy) {
   constexpr int N = kVector<Word>;
   typedef Word Vector __attribute__((vector_size(16)));
   constexpr std::make_integer_sequence<int, N> kAll;

@@ -77,17 +77,30 @@ TEST_CASE("copy_transposed: more axes, slices of wider rows, a source that repea
   for (const DType dtype : kSizes) {
     CAPTURE(name(dtype));
     const Shape shape{3, 18, 5, 33};
-    CHECK(copies(shape, [](const Tensor& x) { return x.permute({3, 0, 2, 1}); }, {33, 3, 5, 18},
-                 same, dtype));
-    CHECK(copies(shape, [](const Tensor& x) { return x.permute({0, 3, 1, 2}); }, {3, 33, 18, 5},
-                 same, dtype));
+    CHECK(copies(
+        shape,
+        [](const Tensor& x) {
+          return x.permute({3, 0, 2, 1});
+        },
+        {33, 3, 5, 18}, same, dtype));
+    CHECK(copies(
+        shape,
+        [](const Tensor& x) {
+          return x.permute({0, 3, 1, 2});
+        },
+        {3, 33, 18, 5}, same, dtype));
     CHECK(copies(
         {40, 50}, [](const Tensor& x) { return x.slice(0, 3, 37).slice(1, 7, 41).transpose(0, 1); },
         {36, 90}, [](const Tensor& x) { return x.slice(0, 1, 35).slice(1, 20, 54); }, dtype));
-    CHECK(copies({1, 20}, [](const Tensor& x) { return x.expand({30, 20}).transpose(0, 1); },
-                 {20, 30}, same, dtype));
-    CHECK(copies({64, 40}, [](const Tensor& x) { return x.slice(0, 0, 64, 2).transpose(0, 1); },
-                 {40, 32}, same, dtype));
+    CHECK(copies(
+        {1, 20},
+        [](const Tensor& x) {
+          return x.expand({30, 20}).transpose(0, 1);
+        },
+        {20, 30}, same, dtype));
+    CHECK(copies(
+        {64, 40}, [](const Tensor& x) { return x.slice(0, 0, 64, 2).transpose(0, 1); }, {40, 32},
+        same, dtype));
   }
 }
 
@@ -99,8 +112,9 @@ TEST_CASE("copy_transposed: leaves to others what has no far neighbours, few or 
   CHECK_FALSE(copies({500, 3}, turned, {3, 500}, same, DType::f32));
   CHECK_FALSE(copies({3, 500}, turned, {500, 3}, same, DType::f32));
   CHECK_FALSE(copies({0, 40}, turned, {40, 0}, same, DType::f32));
-  CHECK_FALSE(copies({40, 80}, [](const Tensor& x) { return x.slice(1, 0, 80, 2).transpose(0, 1); },
-                     {40, 40}, same, DType::f32));  // no neighbours at all in the source
+  CHECK_FALSE(copies(
+      {40, 80}, [](const Tensor& x) { return x.slice(1, 0, 80, 2).transpose(0, 1); }, {40, 40},
+      same, DType::f32));  // no neighbours at all in the source
 }
 
 }  // namespace weft::transpose_test
