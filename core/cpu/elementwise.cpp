@@ -2,6 +2,7 @@
 #include "weft/core/cpu/elementwise_loop.h"
 #include "weft/core/cpu/elementwise_simd.h"
 #include "weft/core/cpu/half_blocks.h"
+#include "weft/core/cpu/transpose.h"
 #include "weft/core/kernels/elementwise_ops.h"
 
 namespace weft::cpu {
@@ -15,18 +16,21 @@ void unary_row(const T* x, T* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = T(apply<op>(static_cast<Compute<T>>(x[i])));
 }
 
-template <UnaryOp op, class T>
-void unary_typed(const Tensor& x, const Tensor& out) {
+template <class T>
+void unary_rows(const Tensor& x, const Tensor& out, std::int64_t work,
+                void (*row)(const T* x, T* y, std::int64_t n)) {
   const T* px = x.data<T>();
   T* po = out.data<T>();
-  constexpr std::int64_t kWork = takes_integers(op) ? 1 : 16;
-  each_run<2>({&x, &out}, kWork,
-              [=](const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t n) {
+  each_run<2>({&x, &out}, work,
+              [=](const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t elements) {
                 const T* xr = px + at[0];
                 T* yr = po + at[1];
-                if (step[0] == 1 && step[1] == 1) return unary_row<op>(xr, yr, n);
-                for (std::int64_t i = 0; i < n; ++i)
-                  yr[i * step[1]] = T(apply<op>(static_cast<Compute<T>>(xr[i * step[0]])));
+                if (step[0] == 1 && step[1] == 1) return row(xr, yr, elements);
+                each_block(elements, [&](std::int64_t i, std::int64_t n) {
+                  T block[kBlock];
+                  const T* xs = gather(xr + i * step[0], step[0], n, block);
+                  scatter(yr + i * step[1], step[1], n, [&](T* ys) { row(xs, ys, n); });
+                });
               });
 }
 
@@ -58,7 +62,7 @@ void unary_halves(const Tensor& x, UnaryOp runtime_op, const Tensor& out) {
               [=, from = HalfBlocks(x), to = HalfBlocks(out)](
                   const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t elements) {
                 each_block(elements, [&](std::int64_t i, std::int64_t n) {
-                  float block[HalfBlocks::kBlock];
+                  float block[kBlock];
                   from.read(at[0] + i * step[0], step[0], n, block);
                   row(block, block, n);
                   to.write(block, at[1] + i * step[1], step[1], n);
@@ -93,6 +97,7 @@ C formula(C x, C) {
 }  // namespace
 
 void unary(const Tensor& x, UnaryOp runtime_op, const Tensor& out) {
+  if (copy_transposed(x, out)) return unary(out, runtime_op, out);
   if (is_half(x.dtype())) return unary_halves(x, runtime_op, out);
   with_op(every<UnaryOp>, runtime_op, x.dtype(), [&]<UnaryOp op, class T>() {
     if constexpr (kIsHalf<T>)
@@ -100,7 +105,7 @@ void unary(const Tensor& x, UnaryOp runtime_op, const Tensor& out) {
     else if constexpr (shares_loop(op))
       update<T>(x, out, &formula<op, Compute<T>>, 16);
     else
-      unary_typed<op, T>(x, out);
+      unary_rows<T>(x, out, takes_integers(op) ? 1 : 16, &unary_row<op, T>);
   });
 }
 

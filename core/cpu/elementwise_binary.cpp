@@ -27,17 +27,34 @@ void binary_row(const A* a, std::int64_t sa, const B* b, std::int64_t sb, O* o, 
   }
 }
 
-// Dense f32, bf16 and f16 fused backward ops use row kernels; this loop serves the rest.
-template <class T, class F>
-void backward_typed(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_t work, F f) {
+// A loop of an op over neighbours. O is T, or bool for a comparison.
+template <class T, class O = T>
+using BinaryRow = void (*)(const T* a, const T* b, O* out, std::int64_t n);
+
+template <BinaryOp op, class T>
+void binary_row_of(const T* a, const T* b, T* out, std::int64_t n) {
+  if constexpr (kHasRows<T>)
+    if (const auto row = row_kernel<T>(op)) return row(a, b, out, n);
+  for (std::int64_t i = 0; i < n; ++i) out[i] = T(apply<op, T>(a[i], b[i]));
+}
+
+// Fused backward ops.
+template <class T>
+void backward_rows(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_t work,
+                   BinaryRow<T> row) {
   const T *pa = a.data<T>(), *pb = b.data<T>();
   T* po = out.data<T>();
   each_run<3>({&a, &b, &out}, work,
-              [=](const PerOperand<3>& at, const PerOperand<3>& step, std::int64_t n) {
+              [=](const PerOperand<3>& at, const PerOperand<3>& step, std::int64_t elements) {
                 const T *x = pa + at[0], *y = pb + at[1];
                 T* o = po + at[2];
-                for (std::int64_t i = 0; i < n; ++i)
-                  o[i * step[2]] = T(f(x[i * step[0]], y[i * step[1]]));
+                if (step[0] == 1 && step[1] == 1 && step[2] == 1) return row(x, y, o, elements);
+                each_block(elements, [&](std::int64_t i, std::int64_t n) {
+                  T xb[kBlock], yb[kBlock];
+                  const T* xs = gather(x + i * step[0], step[0], n, xb);
+                  const T* ys = gather(y + i * step[1], step[1], n, yb);
+                  scatter(o + i * step[2], step[2], n, [&](T* os) { row(xs, ys, os, n); });
+                });
               });
 }
 
@@ -87,23 +104,14 @@ void where_typed(const Tensor& condition, const Tensor& a, const Tensor& b, cons
               });
 }
 
-// A contiguous loop of an op in f32. O is float, or bool for a comparison.
-template <class O>
-using F32Row = void (*)(const float* a, const float* b, O* out, std::int64_t n);
-
-F32Row<float> f32_row(BinaryOp runtime_op) {
-  F32Row<float> row = row_kernel<float>(runtime_op);
-  if (row == nullptr)
-    with_op(every<BinaryOp>, runtime_op, [&]<BinaryOp op>() {
-      row = [](const float* a, const float* b, float* out, std::int64_t n) {
-        for (std::int64_t i = 0; i < n; ++i) out[i] = apply<op>(a[i], b[i]);
-      };
-    });
+BinaryRow<float> f32_row(BinaryOp runtime_op) {
+  BinaryRow<float> row = nullptr;
+  with_op(every<BinaryOp>, runtime_op, [&]<BinaryOp op>() { row = &binary_row_of<op, float>; });
   return row;
 }
 
-F32Row<bool> f32_row(CompareOp runtime_op) {
-  F32Row<bool> row = nullptr;
+BinaryRow<float, bool> f32_row(CompareOp runtime_op) {
+  BinaryRow<float, bool> row = nullptr;
   with_op(every<CompareOp>, runtime_op, [&]<CompareOp op>() {
     row = [](const float* a, const float* b, bool* out, std::int64_t n) {
       for (std::int64_t i = 0; i < n; ++i) out[i] = holds<op>(a[i], b[i]);
@@ -118,7 +126,7 @@ struct BlockOut {
   explicit BlockOut(const Tensor& out) : half(out) {}
   template <class F>
   void operator()(std::int64_t offset, std::int64_t step, std::int64_t n, const F& compute) const {
-    float y[HalfBlocks::kBlock];
+    float y[kBlock];
     compute(y);
     half.write(y, offset, step, n);
   }
@@ -131,7 +139,7 @@ struct BlockOut<bool> {
   template <class F>
   void operator()(std::int64_t offset, std::int64_t step, std::int64_t n, const F& compute) const {
     if (step == 1) return compute(data + offset);
-    bool y[HalfBlocks::kBlock];
+    bool y[kBlock];
     compute(y);
     for (std::int64_t i = 0; i < n; ++i) data[offset + i * step] = y[i];
   }
@@ -141,12 +149,12 @@ struct BlockOut<bool> {
 // a and b are of 16 bits.
 template <class O>
 void half_typed(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_t work,
-                F32Row<O> row) {
+                BinaryRow<float, O> row) {
   each_run<3>({&a, &b, &out}, work,
               [=, x = HalfBlocks(a), y = HalfBlocks(b), put = BlockOut<O>(out)](
                   const PerOperand<3>& at, const PerOperand<3>& step, std::int64_t elements) {
                 each_block(elements, [&](std::int64_t i, std::int64_t n) {
-                  float xs[HalfBlocks::kBlock], ys[HalfBlocks::kBlock];
+                  float xs[kBlock], ys[kBlock];
                   x.read(at[0] + i * step[0], step[0], n, xs);
                   y.read(at[1] + i * step[1], step[1], n, ys);
                   put(at[2] + i * step[2], step[2], n, [&](O* o) { row(xs, ys, o, n); });
@@ -157,12 +165,12 @@ void half_typed(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_
 // a is of 16 bits.
 template <class O>
 void half_scalar_typed(const Tensor& a, float value, bool reversed, const Tensor& out,
-                       std::int64_t work, F32Row<O> row) {
+                       std::int64_t work, BinaryRow<float, O> row) {
   each_run<2>({&a, &out}, work,
               [=, x = HalfBlocks(a), put = BlockOut<O>(out)](
                   const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t elements) {
-                float xs[HalfBlocks::kBlock], values[HalfBlocks::kBlock];
-                std::fill_n(values, std::min(elements, HalfBlocks::kBlock), value);
+                float xs[kBlock], values[kBlock];
+                std::fill_n(values, std::min(elements, kBlock), value);
                 each_block(elements, [&](std::int64_t i, std::int64_t n) {
                   x.read(at[0] + i * step[0], step[0], n, xs);
                   put(at[1] + i * step[1], step[1], n,
@@ -193,14 +201,12 @@ void binary(const Tensor& a, const Tensor& b, BinaryOp runtime_op, const Tensor&
     if (!done) half_typed<float>(a, b, out, work_of(runtime_op), f32_row(runtime_op));
     return;
   }
-  if (out.dtype() == DType::f32 && by_rows<float>(a, b, runtime_op, out)) return;
   with_op(every<BinaryOp>, runtime_op, out.dtype(), [&]<BinaryOp op, class T>() {
     if constexpr (!kIsHalf<T>) {
-      const auto f = [](T x, T y) { return apply<op, T>(x, y); };
       if constexpr (op >= BinaryOp::relu_bwd)
-        backward_typed<T>(a, b, out, work_of(op), f);
+        backward_rows<T>(a, b, out, work_of(op), &binary_row_of<op, T>);
       else
-        binary_typed<T, T>(a, b, out, work_of(op), f);
+        binary_typed<T, T>(a, b, out, work_of(op), [](T x, T y) { return apply<op, T>(x, y); });
     }
   });
 }

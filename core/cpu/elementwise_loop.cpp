@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "weft/core/cpu/blocks.h"
 #include "weft/core/cpu/merged_axes.h"
 
 namespace weft::cpu {
@@ -25,33 +26,45 @@ void walk_runs(const std::array<const Tensor*, N>& tensors, std::int64_t work, R
   }
   const MergedAxes<N> axes(tensors);
   const int last = axes.shape.size() - 1;
-  constexpr std::int64_t kLongestRun = 1 << 14;  // splits a long row among threads
-  const std::int64_t inner = axes.shape[last], pieces = (inner + kLongestRun - 1) / kLongestRun;
+  const std::int64_t inner = axes.shape[last];
   PerOperand<N> steps;
-  for (int k = 0; k < N; ++k) steps[k] = axes.steps[k][last];
-
-  parallel_for(total / inner * pieces, work * std::min(inner, kLongestRun),
+  bool strided = false;
+  for (int k = 0; k < N; ++k) {
+    steps[k] = axes.steps[k][last];
+    strided = strided || (steps[k] != 0 && steps[k] != 1);
+  }
+  // Long rows are cut, so that threads share them, and short enough where each element is a line of
+  // the cache: the next row, which may have its neighbours, then finds the lines of this piece.
+  const std::int64_t longest = strided ? kBlock : std::int64_t{1} << 14;
+  // Pieces are an axis around the rows.
+  Shape outer;
+  std::array<Shape, N> outer_steps;
+  const int piece = std::max(last - 1, 0);
+  for (int i = 0; i <= last; ++i) {
+    if (i == piece) {
+      outer.push_back((inner + longest - 1) / longest);
+      for (int k = 0; k < N; ++k) outer_steps[k].push_back(longest * steps[k]);
+    }
+    if (i == last) break;
+    outer.push_back(axes.shape[i]);
+    for (int k = 0; k < N; ++k) outer_steps[k].push_back(axes.steps[k][i]);
+  }
+  parallel_for(total / inner * outer[piece], work * std::min(inner, longest),
                [&](std::int64_t begin, std::int64_t end) {
-                 Shape index = Shape::filled(last, 0);
-                 PerOperand<N> row{};
-                 std::int64_t rest = begin / pieces, piece = begin % pieces;
-                 for (int i = last - 1; i >= 0; --i) {
-                   index[i] = rest % axes.shape[i];
-                   rest /= axes.shape[i];
-                   for (int k = 0; k < N; ++k) row[k] += index[i] * axes.steps[k][i];
+                 Shape index = Shape::filled(last + 1, 0);
+                 PerOperand<N> at{};
+                 std::int64_t rest = begin;
+                 for (int i = last; i >= 0; --i) {
+                   index[i] = rest % outer[i];
+                   rest /= outer[i];
+                   for (int k = 0; k < N; ++k) at[k] += index[i] * outer_steps[k][i];
                  }
                  for (std::int64_t item = begin; item < end; ++item) {
-                   PerOperand<N> at = row;
-                   const std::int64_t start = piece * kLongestRun;
-                   for (int k = 0; k < N; ++k) at[k] += start * steps[k];
-                   run(context, at, steps, std::min(kLongestRun, inner - start));
-                   if (++piece < pieces) continue;
-                   piece = 0;
-                   for (int i = last - 1; i >= 0; --i) {  // advance to the next row, like an
-                                                          // odometer
-                     for (int k = 0; k < N; ++k) row[k] += axes.steps[k][i];
-                     if (++index[i] < axes.shape[i]) break;
-                     for (int k = 0; k < N; ++k) row[k] -= index[i] * axes.steps[k][i];
+                   run(context, at, steps, std::min(longest, inner - index[piece] * longest));
+                   for (int i = last; i >= 0; --i) {  // advance like an odometer
+                     for (int k = 0; k < N; ++k) at[k] += outer_steps[k][i];
+                     if (++index[i] < outer[i]) break;
+                     for (int k = 0; k < N; ++k) at[k] -= index[i] * outer_steps[k][i];
                      index[i] = 0;
                    }
                  }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "weft/core/cpu/blocks.h"
 #include "weft/core/cpu/simd.h"
 #include "weft/core/tensor.h"
 
@@ -11,8 +12,6 @@ namespace weft::cpu {
 /// one loop for each op, instead of one for each pair of op and dtype.
 class HalfBlocks {
  public:
-  static constexpr std::int64_t kBlock = 256;
-
   explicit HalfBlocks(const Tensor& t) : data_(static_cast<std::uint16_t*>(t.raw())) {
     t.dtype() == DType::bf16 ? take<bf16>() : take<f16>();
   }
@@ -49,12 +48,5 @@ class HalfBlocks {
   void (*widen_)(const void* x, float* y, std::int64_t n);
   void (*narrow_)(const float* x, void* y, std::int64_t n);
 };
-
-/// Calls f(begin, n) for blocks of n <= HalfBlocks::kBlock elements.
-template <class F>
-void each_block(std::int64_t elements, const F& f) {
-  for (std::int64_t i = 0; i < elements; i += HalfBlocks::kBlock)
-    f(i, std::min(HalfBlocks::kBlock, elements - i));
-}
 
 }  // namespace weft::cpu

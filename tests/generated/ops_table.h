@@ -20,8 +20,7 @@ struct OpLine {
   const char* operands;
   TensorList (*call)(const TensorList& in);
   /// n: also i32, i64 and u8; a: these and bool
-  /// ~: another layout may change the last digits, because products become other oneDNN calls and
-  ///    functions are computed one by one instead of one vector at a time
+  /// ~: another layout may change the last digits, because products become other oneDNN calls
   /// c: large terms cancel, so errors are relative to numbers of size 1 and above
   /// d: rounding would decide between equal values, so no operand repeats them
   /// s: gradients at infinity and NaN are unspecified: only results are compared there

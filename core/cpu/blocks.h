@@ -1,0 +1,35 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+namespace weft::cpu {
+
+/// Loops over elements that are not neighbours, or of 16 bits, gather a block, run the loop for
+/// neighbours and scatter the results: so an op has one loop, and the same bits in every layout.
+inline constexpr std::int64_t kBlock = 256;
+
+/// Calls f(begin, n) for blocks of n <= kBlock elements.
+template <class F>
+void each_block(std::int64_t elements, const F& f) {
+  for (std::int64_t i = 0; i < elements; i += kBlock) f(i, std::min(kBlock, elements - i));
+}
+
+/// n elements at distance `step` as neighbours: where they are, or copied to `block`.
+template <class T>
+const T* gather(const T* x, std::int64_t step, std::int64_t n, T* block) {
+  if (step == 1) return x;
+  for (std::int64_t i = 0; i < n; ++i) block[i] = x[i * step];
+  return block;
+}
+
+/// write(y) computes n neighbours y: where they belong, or in a block whose elements are then copied
+/// to their places.
+template <class T, class F>
+void scatter(T* to, std::int64_t step, std::int64_t n, const F& write) {
+  if (step == 1) return write(to);
+  T block[kBlock];
+  write(block);
+  for (std::int64_t i = 0; i < n; ++i) to[i * step] = block[i];
+}
+
+}  // namespace weft::cpu
