@@ -22,8 +22,8 @@ const T* gather(const T* x, std::int64_t step, std::int64_t n, T* block) {
   return block;
 }
 
-/// write(y) computes n neighbours y: where they belong, or in a block whose elements are then copied
-/// to their places.
+/// write(y) computes n neighbours y: where they belong, or in a block whose elements are then
+/// copied to their places.
 template <class T, class F>
 void scatter(T* to, std::int64_t step, std::int64_t n, const F& write) {
   if (step == 1) return write(to);
