@@ -5,7 +5,7 @@
 namespace weft::cuda::lt {
 namespace {
 
-constexpr Status kInvalidValue = 7, kNotSupported = 15;
+constexpr Status kInvalidValue = 7, kArchMismatch = 8, kNotSupported = 15;
 
 template <class T>
 void set(Operation operation, int attribute, const T& value, const Product& p) {
@@ -26,9 +26,11 @@ void make_layout(Layout& made, const Product& p, int type, std::int64_t rows, st
   }
 }
 
-// Which of the two codes the library returns for an epilogue that it lacks depends on its version.
+// Which code the library returns for an epilogue that it lacks depends on its version, and on
+// whether it notices while it plans or when it launches on a card that lacks it.
 bool refuses(const Product& p, Status status) {
-  return status == kNotSupported || (p.epilogue != Epilogue::none && status == kInvalidValue);
+  return status == kNotSupported ||
+         (p.epilogue != Epilogue::none && (status == kInvalidValue || status == kArchMismatch));
 }
 
 }  // namespace

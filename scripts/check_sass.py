@@ -6,7 +6,8 @@ usage: check_sass.py BUILD           writes docs/sass.md
        check_sass.py --check BUILD   fails if a hot kernel has more narrow accesses or accesses to local memory,
                                      fewer tensor-core instructions or fewer warps than docs/sass.md says
 
-Both fail if a hot kernel rounds to bf16 with integer instructions: one instruction rounds two numbers.
+Both fail if a hot kernel rounds to bf16 with integer instructions, of which one instruction rounds two numbers, or
+accesses local memory, sine and cosine excepted.
 Needs cuobjdump and nvdisasm: on the PATH, beside nvcc, or of the wheels nvidia-cuda-cuobjdump and
 nvidia-cuda-nvdisasm in the folder WEFT_CUDA_TOOLS. Without them, or without CUDA, it ends with status 77.
 A template's row holds the sums over its instances, and the fewest warps. The page needs the code of all
@@ -30,6 +31,8 @@ INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*
 # x + 0x7fff + its last bit that remains: half an ulp of bf16, ties to even (core/low_precision.h).
 ROUNDING = re.compile(r"\b0x7fff\b")
 REGISTERS = re.compile(r"Function (\w+):\s*\n\s*REG:(\d+)")
+# Sine and cosine of large arguments, among the ops of one instance: the compiler keeps the digits of pi / 2 there.
+LOCAL = {("elementwise.cu", "map_dense_kernel")}
 PER_MULTIPROCESSOR, MOST_WARPS, UNIT = 65536, 64, 256  # registers; warps; registers are given out in units
 
 
@@ -132,6 +135,20 @@ def software_rounding(table):
                    "narrow<T>() of cuda/math.h")
 
 
+def local_memory(table):
+    for key, (_, columns) in sorted(table.items()):
+        if columns["local"] and key[:2] not in LOCAL:
+            yield f"{key[0]}: {key[1]} on {key[2]} accesses local memory in {columns['local']} places"
+
+
+def gone(table):
+    """Rows of the page for code that this build has no more."""
+    architectures = {architecture for _, _, architecture in table}
+    for key in sorted(set(stored()) - set(table)):
+        if key[2] in architectures:
+            yield f"{key[0]}: {key[1]} on {key[2]}: docs/sass.md lists it, and it is gone; run scripts/check_sass.py BUILD"
+
+
 def problems(table):
     rows = stored()
     for key, (n, columns) in sorted(table.items()):
@@ -153,7 +170,9 @@ def main():
     table = measure(build, env)
     seen = {architecture for _, _, architecture in table}
     refuse_architectures("sass", seen, check)
-    wrong = list(software_rounding(table)) + (list(problems(table)) if check else [])
+    wrong = [*software_rounding(table), *local_memory(table)]
+    if check:
+        wrong += [*problems(table), *gone(table)]
     if not check:
         PAGE.write_text(page(table))
     print("\n".join(wrong + [f"sass: {sum(n for n, _ in table.values())} kernels for {', '.join(sorted(seen))}, "

@@ -11,19 +11,25 @@ sys.path.insert(0, str(FOLDER))
 import model
 
 MOST = 25  # rows a step
+RELATIVES = ("pcie", "nvl", "40gb", "gh200", "gb200", "4090d", "4090laptop")
 HEADS = ["Phase", "Op", "Kernel", "calls", "launches", "ms", "% of kernels", "GB/s", "TFLOP/s", "predicted, ms",
          "measured / predicted"]
 SUMS = ("calls", "launches", "seconds", "flops", "bytes", "predicted")
 
 
+def card_of(gpu):
+    """The card of cards.json that nvidia-smi calls by this name; None for a relative of one with other rates."""
+    name = gpu.lower().replace(" ", "")
+    if any(relative in name for relative in RELATIVES):
+        return None
+    cards = json.loads((FOLDER / "cards.json").read_text())
+    return next((card for key, card in cards.items() if key != "about" and key in name), None)
+
+
 def predictor(gpu, dtype):
     """A function of a row for the card of this name; it gives 0 if the model does not know the card or dtype."""
-    cards = json.loads((FOLDER / "cards.json").read_text())
     code = json.loads((FOLDER / "code.json").read_text())
-    name = gpu.lower().replace(" ", "")
-    card = next((card for key, card in cards.items() if key != "about" and key in name), None)
-    if dtype != "bf16":
-        card = None
+    card = card_of(gpu) if dtype == "bf16" else None
     return lambda row: model.predict(card, code, row).seconds if card else 0
 
 

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 
-from gpu_kernels import kernel_tables
+from gpu_kernels import card_of, kernel_tables
 from report import Goals, table
 from row_file import read_rows
 
@@ -27,10 +27,9 @@ ATTENTION_GOAL = 1.0  # times the rate of PyTorch's flash attention
 STEP_GOAL = ("124m-b64-t1024", "bf16", 1.0)  # times the speed of compiled PyTorch
 QUERY = ("name,driver_version,memory.total,power.limit,temperature.gpu,clocks.sm,clocks.mem,"
          "clocks.max.sm,clocks.max.mem")
-# FLOPs per token by llm.c's convention, 6 N + 6 L C T, and the dense bf16 peak of an H100 or H200.
+# FLOPs per token by llm.c's convention, 6 N + 6 L C T.
 TOKEN_FLOPS = {"124m": (124.5e6, 12, 768), "350m": (355e6, 24, 1024), "774m": (774e6, 36, 1280),
                "1558m": (1558e6, 48, 1600)}
-PEAK = 989e12
 SIDES = ("weft", "eager", "compiled", "cudnn")
 
 
@@ -148,13 +147,14 @@ def overhead_table(rows):
     return ["## Overhead", "", *table(heads, lines)] if lines else []
 
 
-def utilisation(model, tokens_per_second):
+def utilisation(model, tokens_per_second, gpu):
     size, _, length = model.rsplit("-", 2)
-    if size not in TOKEN_FLOPS:
+    card = card_of(gpu)
+    if size not in TOKEN_FLOPS or card is None:
         return None
     n, layers, dim = TOKEN_FLOPS[size]
     per_token = 6 * n + 6 * layers * dim * int(length[1:])
-    return 100 * tokens_per_second * per_token / PEAK
+    return 100 * tokens_per_second * per_token / card["peak"]
 
 
 def results(folders, key):
@@ -163,7 +163,7 @@ def results(folders, key):
     return [entry for entry in found if key in entry]
 
 
-def step_table(folders, goals):
+def step_table(folders, goals, gpu):
     runs = {}
     for entry in results(folders, "side"):
         run = entry["run"]
@@ -173,7 +173,7 @@ def step_table(folders, goals):
         speed = {s: statistics.median(r["tokens_per_s"] for r in found) for s, found in sides.items()}
         for side, found in sides.items():
             last = found[-1]
-            mfu = utilisation(model, speed[side]) if model.count("-") == 2 and dtype == "bf16" else None
+            mfu = utilisation(model, speed[side], gpu) if model.count("-") == 2 and dtype == "bf16" else None
             syncs = number(last["host_syncs"], "{:.2f}") if "host_syncs" in last else "-"
             ms = statistics.median(ms for r in found for ms in r["step_ms"])
             who = side if side.startswith("weft") else f"PyTorch, {side}"
@@ -186,8 +186,8 @@ def step_table(folders, goals):
                            speed["weft"] / max(compiled), STEP_GOAL[2])
     heads = ["Model", "dtype", "side", "step, ms", "tokens/s", "MFU, %", "peak, GiB",
              "host waits a step", "last loss", "Weft's speed / this"]
-    note = ["MFU: 6 N + 6 L C T FLOPs a token over 989 TFLOP/s. PyTorch: in bf16 autocast over f32 weights, logits "
-            "kept as a whole, the vocabulary padded as Weft's.", ""]
+    note = ["MFU: 6 N + 6 L C T FLOPs a token over the dense bf16 peak of the datasheet. PyTorch: in bf16 autocast over "
+            "f32 weights, logits kept as a whole, the vocabulary padded as Weft's.", ""]
     return ["## Training steps", "", *note, *table(heads, lines)] if lines else []
 
 
@@ -201,7 +201,7 @@ def checked(folders):
 def text(folders, machine):
     rows, goals = Rows(folders), Goals()
     name = machine.get("name", "GPU")
-    body = step_table(folders, goals) + kernel_tables(results(folders, "kernels"), name)
+    body = step_table(folders, goals, name) + kernel_tables(results(folders, "kernels"), name)
     body += memory_table(rows, goals) + arithmetic_tables(rows, goals) + overhead_table(rows)
     copies = [f"{n} at {rows.rate(n, 'rate'):.0f} GB/s read and written" for n in rows.names
               if n.startswith("copy") and rows.rate(n, "rate")]

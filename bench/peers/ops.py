@@ -18,11 +18,11 @@ NAME = re.compile(r"(?P<op>.*?) \[(?P<shape>[0-9, ]*)\](?P<backward>, backward)?
 SECONDS_EACH, SAMPLES = 0.01, 7
 
 
-def ops(torch):
-    """By the name that bench_ops prints: an op on one tensor."""
-    f, dim, vocab = torch.nn.functional, 768, 8192
-    other, weight, bias = torch.randn(4096, dim), torch.ones(dim), torch.zeros(dim)
-    targets = torch.arange(1024) * 31 % vocab
+def op_of(torch, name, x):
+    """The op of this name in bench_ops, for tensors like x."""
+    f, last = torch.nn.functional, x.shape[-1]
+    other, weight, bias = torch.randn_like(x), torch.ones(last), torch.zeros(last)
+    targets = torch.arange(x.shape[0]) * 31 % last
 
     def attention(packed):
         q, k, v = packed.transpose(1, 2).chunk(3, dim=1)
@@ -37,11 +37,10 @@ def ops(torch):
         "dropout": lambda x: f.dropout(x, 0.1),
         "sum over rows": lambda x: x.sum(0),
         "transpose and copy": lambda x: x.t().contiguous(),
-        "layer_norm": lambda x: f.layer_norm(x, (dim,), weight, bias),
-        "rms_norm": lambda x: f.rms_norm(x, (dim,), weight),
+        "layer_norm": lambda x: f.layer_norm(x, (last,), weight, bias),
+        "rms_norm": lambda x: f.rms_norm(x, (last,), weight),
         "cross_entropy": lambda x: f.cross_entropy(x, targets),
-        "attention": attention,
-    }
+    }.get(name, attention)
 
 
 def seconds_forward(f, x):
@@ -73,14 +72,14 @@ def seconds_backward(torch, f, x):
 
 def one_round(torch, options):
     """(Weft's rate, PyTorch's, unit) by row."""
-    known, found = ops(torch), {}
+    found = {}
     rows = products.rows_of(options.build / "bin/bench_ops", "--threads", options.threads)
     for name, rate in rows.items():
         match = NAME.fullmatch(name)
         if not match:
             continue
         x = torch.randn([int(n) for n in match["shape"].split(",")])
-        op = known[match["op"].split()[0] if match["op"].startswith("attention") else match["op"]]
+        op = op_of(torch, match["op"], x)
         if match["backward"]:
             seconds = seconds_backward(torch, op, x)
         else:
@@ -94,7 +93,7 @@ def main():
     parser = argparse.ArgumentParser()
     products.add_options(parser)
     options = parser.parse_args()
-    products.restrict(options)
+    products.choose_environment(options)
     import torch
     torch.set_num_threads(options.threads)
     rounds = [one_round(torch, options) for _ in range(options.rounds)]

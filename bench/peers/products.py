@@ -49,7 +49,8 @@ def rows_of(program, *args):
     """What a program of bench/ measures, by name."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "rows.jsonl"
-        subprocess.run([program, *map(str, args), "--json", path], check=True, stdout=subprocess.DEVNULL)
+        env = {name: value for name, value in os.environ.items() if name not in tuned_torch.NAMES}
+        subprocess.run([program, *map(str, args), "--json", path], env=env, check=True, stdout=subprocess.DEVNULL)
         return {row["name"]: row["value"] for row in read_rows(path)}
 
 
@@ -115,9 +116,9 @@ def add_options(parser):
     parser.add_argument("--cap", choices=CAPS, default="")
 
 
-def restrict(options):
-    """Restarts this program, if it must, so that libraries use the instructions that --cap allows, and PyTorch is tuned.
-    Libraries read these settings when they are loaded."""
+def choose_environment(options):
+    """Restarts this program, if it must, so that PyTorch is tuned and keeps to the instructions that --cap allows, as do
+    the programs that it starts. Libraries read these settings when they are loaded."""
     wanted = {**CAPS[options.cap], **tuned_torch.environment(options.build, report.machine(ROOT)["cpu"])}
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
@@ -128,7 +129,7 @@ def main():
     parser.add_argument("--models", default="tiny,small,124m-b4-t256,124m-b1-t1024,124m-b4-t64")
     add_options(parser)
     options = parser.parse_args()
-    restrict(options)
+    choose_environment(options)
     import torch
     torch.set_num_threads(options.threads)
     print("| Product (GFLOP/s) | Weft | oneDNN | MKL | Weft, share of the peak |")

@@ -7,6 +7,7 @@ KEEP_MEMORY = ":".join(
     "glibc.malloc." + tunable
     for tunable in ("hugetlb=1", f"mmap_threshold={2**33}", f"trim_threshold={2**33}")
 )
+NAMES = ("GLIBC_TUNABLES", "LD_PRELOAD")
 AS_ON_INTEL = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
 
 

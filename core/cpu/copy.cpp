@@ -121,7 +121,7 @@ bool is_narrow(DType dtype) {
 }  // namespace
 
 void copy(const Tensor& source, const Tensor& out) {
-  if (source.dtype() == out.dtype() && copy_transposed(source, out)) return;
+  if (copy_transposed(source, out)) return;
   if (source.dtype() == out.dtype())
     return with_word(size_of(out.dtype()), [&]<class Word>() { move_values<Word>(source, out); });
   if (is_narrow(source.dtype()) || is_narrow(out.dtype())) return convert_in_blocks(source, out);

@@ -11,11 +11,12 @@
 namespace weft::cpu {
 namespace {
 
+inline constexpr std::int64_t kVectorBytes = 16, kLineBytes = 64;
 // As many elements as a vector has, and as a line of the cache has.
 template <class Word>
-inline constexpr std::int64_t kVector = 16 / sizeof(Word);
+inline constexpr std::int64_t kVector = kVectorBytes / sizeof(Word);
 template <class Word>
-inline constexpr std::int64_t kLine = 64 / sizeof(Word);
+inline constexpr std::int64_t kLine = kLineBytes / sizeof(Word);
 
 // Elements of a and b in turns, beginning with number `kFrom` of each.
 template <int kFrom, class Vector, int... I>
@@ -65,8 +66,13 @@ void transpose_blocks(const Word* x, std::int64_t ldx, Word* y, std::int64_t ldy
     const std::int64_t length = columns >= rows ? columns : rows;
     for (std::int64_t k = 0; k < length; k += N)
 #pragma GCC unroll 4
-      for (int p = 0; p < kBlocks; ++p)
-        columns >= rows ? block(at + p * N, k) : block(k, at + p * N);
+      for (int p = 0; p < kBlocks; ++p) {
+        const std::int64_t across = at + p * N;
+        if (columns >= rows)
+          block(across, k);
+        else
+          block(k, across);
+      }
   };
   std::int64_t at = 0;
   for (; at + kLine<Word> <= std::min(rows, columns); at += kLine<Word>)
@@ -86,13 +92,14 @@ int neighbours(const Shape& steps) {
 }  // namespace
 
 bool copy_transposed(const Tensor& source, const Tensor& out) {
+  if (source.dtype() != out.dtype()) return false;
   if (source.is_contiguous() && out.is_contiguous()) return false;
   const MergedAxes<2> axes({&source, &out});
   const int a = neighbours(axes.steps[0]), b = neighbours(axes.steps[1]);
   if (a < 0 || b < 0 || a == b) return false;
   const std::int64_t rows = axes.shape[a], columns = axes.shape[b];
-  const std::int64_t words = kVector<std::byte> / static_cast<std::int64_t>(size_of(out.dtype()));
-  if (out.numel() == 0 || rows < words || columns < words) return false;
+  const std::int64_t least = kVectorBytes / static_cast<std::int64_t>(size_of(out.dtype()));
+  if (out.numel() == 0 || rows < least || columns < least) return false;
 
   // Pieces are long, since each stretch of a row begins without prefetched lines, and narrow, so
   // that there are enough of them for all threads.

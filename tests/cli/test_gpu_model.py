@@ -7,7 +7,9 @@ import sys
 from support import main, refused, run
 
 GPU = pathlib.Path(__file__).resolve().parents[2] / "bench" / "gpu"
-sys.path.insert(0, str(GPU))
+sys.path[:0] = [str(GPU), str(GPU.parent / "peers")]
+import gpu_kernels  # noqa: E402
+import gpu_report  # noqa: E402
 import model  # noqa: E402
 
 CARDS = json.loads((GPU / "cards.json").read_text())
@@ -127,6 +129,19 @@ def refuses(folder):
             "--kernels: cannot write")
 
 
+def knows_cards_by_their_names(_):
+    for name, key in (("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200"),
+                      ("NVIDIA B200", "b200"), ("NVIDIA GeForce RTX 4090", "rtx4090")):
+        assert gpu_kernels.card_of(name) == CARDS[key], name
+    for name in ("NVIDIA A100-SXM4-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GH200 480GB",
+                 "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA L4", "GPU"):
+        assert gpu_kernels.card_of(name) is None, name
+    h100, a100 = (gpu_report.utilisation("124m-b4-t1024", 1e5, name) for name in ("NVIDIA H100 80GB HBM3",
+                                                                                 "NVIDIA A100-SXM4-80GB"))
+    assert 8 < h100 < 9 and abs(a100 / h100 - 989 / 312) < 1e-9, (h100, a100)
+    assert gpu_report.utilisation("124m-b4-t1024", 1e5, "NVIDIA H100 PCIe") is None
+
+
 if __name__ == "__main__":
     main([meta_records_what_a_gpu_runs, rows_add_up, reproduces_published_times, is_faster_than_the_older_commit,
-          limits_behave, refuses])
+          limits_behave, knows_cards_by_their_names, refuses])

@@ -93,5 +93,22 @@ def wants_every_instance_on_the_page(_):
         assert len(got) == 1 and f"does not list its {instances} instances" in got[0], got
 
 
+def refuses_local_memory_that_the_page_allows(_):
+    key, row = hot_kernel("tensor")
+    assert list(check_sass.local_memory({key: (row["instances"], row)})) == []
+    assert list(check_sass.local_memory({key: (row["instances"], {**row, "local": 3})})) == [
+        f"{key[0]}: {key[1]} on {key[2]} accesses local memory in 3 places"]
+    assert list(check_sass.local_memory({(file, kernel, "sm_90a"): (1, {**row, "local": 3})
+                                         for file, kernel in check_sass.LOCAL})) == []
+
+
+def misses_a_kernel_that_is_gone(_):
+    table = {key: (row["instances"], row) for key, row in check_sass.stored().items() if key[2] == "sm_90a"}
+    assert list(check_sass.gone(table)) == []
+    key, _ = table.popitem()
+    assert list(check_sass.gone(table)) == [
+        f"{key[0]}: {key[1]} on {key[2]}: docs/sass.md lists it, and it is gone; run scripts/check_sass.py BUILD"]
+
+
 main([reads_code, finds_planted_faults, finds_fewer_warps, finds_rounding_in_software,
-      wants_every_instance_on_the_page])
+      wants_every_instance_on_the_page, refuses_local_memory_that_the_page_allows, misses_a_kernel_that_is_gone])

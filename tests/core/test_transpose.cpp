@@ -111,6 +111,8 @@ TEST_CASE("copy_transposed: leaves to others what has no far neighbours, few or 
   CHECK_FALSE(copies({40, 50}, turned, {50, 40}, turned, DType::f32));
   CHECK_FALSE(copies({500, 3}, turned, {3, 500}, same, DType::f32));
   CHECK_FALSE(copies({3, 500}, turned, {500, 3}, same, DType::f32));
+  CHECK_FALSE(cpu::copy_transposed(Tensor::ones({40, 50}, DType::f32).transpose(0, 1),
+                                   Tensor::empty({50, 40}, DType::i32)));
   CHECK_FALSE(copies({0, 40}, turned, {40, 0}, same, DType::f32));
   CHECK_FALSE(copies(
       {40, 80}, [](const Tensor& x) { return x.slice(1, 0, 80, 2).transpose(0, 1); }, {40, 40},
