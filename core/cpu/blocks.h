@@ -6,12 +6,12 @@ namespace weft::cpu {
 
 /// Loops over elements that are not neighbours, or of 16 bits, gather a block, run the loop for
 /// neighbours and scatter the results: so an op has one loop, and the same bits in every layout.
-inline constexpr std::int64_t kBlock = 256;
+inline constexpr std::int64_t kRunBlock = 256;
 
-/// Calls f(begin, n) for blocks of n <= kBlock elements.
+/// Calls f(begin, n) for blocks of n <= kRunBlock elements.
 template <class F>
 void each_block(std::int64_t elements, const F& f) {
-  for (std::int64_t i = 0; i < elements; i += kBlock) f(i, std::min(kBlock, elements - i));
+  for (std::int64_t i = 0; i < elements; i += kRunBlock) f(i, std::min(kRunBlock, elements - i));
 }
 
 /// n elements at distance `step` as neighbours: where they are, or copied to `block`.
@@ -27,7 +27,7 @@ const T* gather(const T* x, std::int64_t step, std::int64_t n, T* block) {
 template <class T, class F>
 void scatter(T* to, std::int64_t step, std::int64_t n, const F& write) {
   if (step == 1) return write(to);
-  T block[kBlock];
+  T block[kRunBlock];
   write(block);
   for (std::int64_t i = 0; i < n; ++i) to[i * step] = block[i];
 }

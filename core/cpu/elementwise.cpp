@@ -27,7 +27,7 @@ void unary_rows(const Tensor& x, const Tensor& out, std::int64_t work,
                 T* yr = po + at[1];
                 if (step[0] == 1 && step[1] == 1) return row(xr, yr, elements);
                 each_block(elements, [&](std::int64_t i, std::int64_t n) {
-                  T block[kBlock];
+                  T block[kRunBlock];
                   const T* xs = gather(xr + i * step[0], step[0], n, block);
                   scatter(yr + i * step[1], step[1], n, [&](T* ys) { row(xs, ys, n); });
                 });
@@ -62,7 +62,7 @@ void unary_halves(const Tensor& x, UnaryOp runtime_op, const Tensor& out) {
               [=, from = HalfBlocks(x), to = HalfBlocks(out)](
                   const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t elements) {
                 each_block(elements, [&](std::int64_t i, std::int64_t n) {
-                  float block[kBlock];
+                  float block[kRunBlock];
                   from.read(at[0] + i * step[0], step[0], n, block);
                   row(block, block, n);
                   to.write(block, at[1] + i * step[1], step[1], n);

@@ -50,7 +50,7 @@ void backward_rows(const Tensor& a, const Tensor& b, const Tensor& out, std::int
                 T* o = po + at[2];
                 if (step[0] == 1 && step[1] == 1 && step[2] == 1) return row(x, y, o, elements);
                 each_block(elements, [&](std::int64_t i, std::int64_t n) {
-                  T xb[kBlock], yb[kBlock];
+                  T xb[kRunBlock], yb[kRunBlock];
                   const T* xs = gather(x + i * step[0], step[0], n, xb);
                   const T* ys = gather(y + i * step[1], step[1], n, yb);
                   scatter(o + i * step[2], step[2], n, [&](T* os) { row(xs, ys, os, n); });
@@ -126,7 +126,7 @@ struct BlockOut {
   explicit BlockOut(const Tensor& out) : half(out) {}
   template <class F>
   void operator()(std::int64_t offset, std::int64_t step, std::int64_t n, const F& compute) const {
-    float y[kBlock];
+    float y[kRunBlock];
     compute(y);
     half.write(y, offset, step, n);
   }
@@ -139,7 +139,7 @@ struct BlockOut<bool> {
   template <class F>
   void operator()(std::int64_t offset, std::int64_t step, std::int64_t n, const F& compute) const {
     if (step == 1) return compute(data + offset);
-    bool y[kBlock];
+    bool y[kRunBlock];
     compute(y);
     for (std::int64_t i = 0; i < n; ++i) data[offset + i * step] = y[i];
   }
@@ -154,7 +154,7 @@ void half_typed(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_
               [=, x = HalfBlocks(a), y = HalfBlocks(b), put = BlockOut<O>(out)](
                   const PerOperand<3>& at, const PerOperand<3>& step, std::int64_t elements) {
                 each_block(elements, [&](std::int64_t i, std::int64_t n) {
-                  float xs[kBlock], ys[kBlock];
+                  float xs[kRunBlock], ys[kRunBlock];
                   x.read(at[0] + i * step[0], step[0], n, xs);
                   y.read(at[1] + i * step[1], step[1], n, ys);
                   put(at[2] + i * step[2], step[2], n, [&](O* o) { row(xs, ys, o, n); });
@@ -169,8 +169,8 @@ void half_scalar_typed(const Tensor& a, float value, bool reversed, const Tensor
   each_run<2>({&a, &out}, work,
               [=, x = HalfBlocks(a), put = BlockOut<O>(out)](
                   const PerOperand<2>& at, const PerOperand<2>& step, std::int64_t elements) {
-                float xs[kBlock], values[kBlock];
-                std::fill_n(values, std::min(elements, kBlock), value);
+                float xs[kRunBlock], values[kRunBlock];
+                std::fill_n(values, std::min(elements, kRunBlock), value);
                 each_block(elements, [&](std::int64_t i, std::int64_t n) {
                   x.read(at[0] + i * step[0], step[0], n, xs);
                   put(at[1] + i * step[1], step[1], n,

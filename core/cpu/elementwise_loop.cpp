@@ -35,7 +35,7 @@ void walk_runs(const std::array<const Tensor*, N>& tensors, std::int64_t work, R
   }
   // Long rows are cut, so that threads share them, and short enough where each element is a line of
   // the cache: the next row, which may have its neighbours, then finds the lines of this piece.
-  const std::int64_t longest = strided ? kBlock : std::int64_t{1} << 14;
+  const std::int64_t longest = strided ? kRunBlock : std::int64_t{1} << 14;
   // Pieces are an axis around the rows.
   Shape outer;
   std::array<Shape, N> outer_steps;

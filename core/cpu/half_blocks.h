@@ -16,11 +16,11 @@ class HalfBlocks {
     t.dtype() == DType::bf16 ? take<bf16>() : take<f16>();
   }
 
-  /// The n <= kBlock elements from `offset` on at distance `step`.
+  /// The n <= kRunBlock elements from `offset` on at distance `step`.
   void read(std::int64_t offset, std::int64_t step, std::int64_t n, float* to) const {
     const std::uint16_t* from = data_ + offset;
     if (step == 1) return widen_(from, to, n);
-    std::uint16_t packed[kBlock];
+    std::uint16_t packed[kRunBlock];
     for (std::int64_t i = 0; i < n; ++i) packed[i] = from[i * step];
     widen_(packed, to, n);
   }
@@ -28,7 +28,7 @@ class HalfBlocks {
   void write(const float* from, std::int64_t offset, std::int64_t step, std::int64_t n) const {
     std::uint16_t* to = data_ + offset;
     if (step == 1) return narrow_(from, to, n);
-    std::uint16_t packed[kBlock];
+    std::uint16_t packed[kRunBlock];
     narrow_(from, packed, n);
     for (std::int64_t i = 0; i < n; ++i) to[i * step] = packed[i];
   }

@@ -69,8 +69,8 @@ Scales adam_absmax(const AdamChunk& c, const AdamStep& step) {
   const StoredState old_m = first_moment(s), old_v = second_moment(s);
   Scales most{0, 0};
   Block pb, gb, mb, vb;
-  for (std::int64_t i = 0; i < c.n; i += kBlock) {
-    const std::int64_t n = std::min(kBlock, c.n - i), o = c.begin + i;
+  for (std::int64_t i = 0; i < c.n; i += kOptimizerBlock) {
+    const std::int64_t n = std::min(kOptimizerBlock, c.n - i), o = c.begin + i;
     float* p = pb.copy(pb.read_param(s, o, n), n);
     const float* g = gb.read({const_cast<void*>(s.grad), s.grad_dtype}, o, n);
     float *m = mb.copy(mb.read(old_m, o, n), n), *v = vb.copy(vb.read(old_v, o, n), n);
@@ -91,8 +91,8 @@ void adam_chunk(const AdamChunk& c, const AdamStep& step, Scales fresh) {
   new_v.scale = fresh.v;
   Block pb, gb, mb, vb;
   RandomWords words;
-  for (std::int64_t i = 0; i < c.n; i += kBlock) {
-    const std::int64_t n = std::min(kBlock, c.n - i), o = c.begin + i;
+  for (std::int64_t i = 0; i < c.n; i += kOptimizerBlock) {
+    const std::int64_t n = std::min(kOptimizerBlock, c.n - i), o = c.begin + i;
     float* p = pb.read_param(s, o, n);
     const float* g = gb.read({const_cast<void*>(s.grad), s.grad_dtype}, o, n);
     float *m = mb.read(old_m, o, n), *v = vb.read(old_v, o, n);

@@ -45,8 +45,8 @@ const T* at(const void* base, std::int64_t offset) {
 }
 
 /// Elements converted at a time; four such blocks stay in the L1 cache.
-inline constexpr std::int64_t kBlock = 1024;
-static_assert(kBlock % kScaleBlock == 0 && kOptimizerChunk % kBlock == 0);
+inline constexpr std::int64_t kOptimizerBlock = 1024;
+static_assert(kOptimizerBlock % kScaleBlock == 0 && kOptimizerChunk % kOptimizerBlock == 0);
 
 /// Whether stochastic rounding applies to numbers of this dtype.
 inline bool rounds(DType dtype) { return dtype == DType::bf16 || dtype == DType::e4m3; }
@@ -72,7 +72,7 @@ class RandomWords {
   }
 
  private:
-  std::uint32_t words_[kBlock] = {}, drawn_[kBlock + 64];
+  std::uint32_t words_[kOptimizerBlock] = {}, drawn_[kOptimizerBlock + 64];
 };
 
 /// A tensor of numbers in any dtype of a parameter, a gradient or a state.
@@ -131,7 +131,7 @@ class Block {
   }
 
  private:
-  alignas(64) float buffer_[kBlock];
+  alignas(64) float buffer_[kOptimizerBlock];
 };
 
 /// Writes the copy of a slot that has one.
