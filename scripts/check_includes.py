@@ -4,6 +4,10 @@
 core <- autograd <- nn <- {distributed, data} <- train <- examples;
 core <- {optim, io} <- distributed; io <- nn; io <- tokenizer <- data;
 cuda includes only core. tests and bench may include everything.
+
+Fails too on a constant that two headers define in one namespace. With other values they are one
+constant to the linker: where the compiler has not put the value into the code, as without
+optimization, both files use the same one.
 """
 import pathlib
 import re
@@ -77,6 +81,31 @@ def problems(root, path):
             yield f"{where}: a public header may include weft and the standard library, got <{name}>"
 
 
+CONSTANT = re.compile(r"^inline constexpr [\w:<>, ]+ (k\w+)(?:\[\w*\])? ?[={]", re.M)
+NAMESPACE = re.compile(r"^(?:namespace ([\w:]+) {$|}  // namespace ([\w:]+)$)", re.M)
+
+
+def constants(root, path):
+    """(namespace, name) of the constants that a header defines outside functions and types."""
+    text = (root / path).read_text()
+    for match in CONSTANT.finditer(text):
+        opened = [m for m in NAMESPACE.finditer(text, 0, match.start())]
+        inside = []
+        for m in opened:
+            inside = [*inside, m[1]] if m[1] else inside[:-1]
+        yield "::".join(inside), match[1]
+
+
+def repeated(root, files):
+    places = {}
+    for path in files:
+        if path.suffix == ".h" and path.parts[0] not in UNCHECKED:
+            for name in set(constants(root, path)):
+                places.setdefault(name, []).append(str(path))
+    return [f"{paths[1]}: {'::'.join(name)} is in {paths[0]} too: the linker takes one for both"
+            for name, paths in sorted(places.items()) if len(paths) > 1]
+
+
 def main():
     root = pathlib.Path(__file__).resolve().parent.parent
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=root, check=True,
@@ -84,6 +113,7 @@ def main():
     files = [pathlib.Path(name) for name in sorted(set(listed)) if pathlib.Path(name).suffix in SUFFIXES]
     files = [path for path in files if (root / path).exists()]
     found = [line for path in files for line in problems(root, path)]
+    found += repeated(root, files)
     print("\n".join(found + [f"includes: {len(files)} files, {len(found)} wrong"]))
     return 1 if found else 0
 
