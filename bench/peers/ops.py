@@ -40,7 +40,8 @@ def op_of(torch, name, x):
         "layer_norm": lambda x: f.layer_norm(x, (last,), weight, bias),
         "rms_norm": lambda x: f.rms_norm(x, (last,), weight),
         "cross_entropy": lambda x: f.cross_entropy(x, targets),
-    }.get(name, attention)
+        "attention": attention,
+    }["attention" if name.startswith("attention ") else name]
 
 
 def seconds_forward(f, x):

@@ -4,8 +4,8 @@
 
 namespace weft::cpu {
 
-/// Loops over elements that are not neighbours, or of 16 bits, gather a block, run the loop for
-/// neighbours and scatter the results: so an op has one loop, and the same bits in every layout.
+/// Elements with a stride, or of 16 bits, are gathered into a block, computed by the loop over
+/// contiguous elements, and scattered: an op has one loop, and the same bits for all strides.
 inline constexpr std::int64_t kRunBlock = 256;
 
 /// Calls f(begin, n) for blocks of n <= kRunBlock elements.
@@ -14,7 +14,7 @@ void each_block(std::int64_t elements, const F& f) {
   for (std::int64_t i = 0; i < elements; i += kRunBlock) f(i, std::min(kRunBlock, elements - i));
 }
 
-/// n elements at distance `step` as neighbours: where they are, or copied to `block`.
+/// n elements with stride `step` as contiguous ones: where they are, or copied to `block`.
 template <class T>
 const T* gather(const T* x, std::int64_t step, std::int64_t n, T* block) {
   if (step == 1) return x;
@@ -22,8 +22,8 @@ const T* gather(const T* x, std::int64_t step, std::int64_t n, T* block) {
   return block;
 }
 
-/// write(y) computes n neighbours y: where they belong, or in a block whose elements are then
-/// copied to their places.
+/// write(y) computes n contiguous elements y: in place, or in a block that is then copied to the
+/// elements with stride `step`.
 template <class T, class F>
 void scatter(T* to, std::int64_t step, std::int64_t n, const F& write) {
   if (step == 1) return write(to);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "weft/core/cpu/blocks.h"
 #include "weft/core/cpu/elementwise_loop.h"
 #include "weft/core/cpu/simd.h"
 #include "weft/core/cpu/transpose.h"
@@ -104,13 +105,11 @@ void convert_in_blocks(const Tensor& source, const Tensor& out) {
                   return write(static_cast<const float*>(x) + at[0], y, at[1], step[1], n);
                 if (to_f32 && step[1] == 1)
                   return read(x, at[0], step[0], n, static_cast<float*>(y) + at[1]);
-                constexpr std::int64_t kBlock = 256;
-                float block[kBlock];
-                for (std::int64_t i = 0; i < n; i += kBlock) {
-                  const std::int64_t k = std::min(kBlock, n - i);
+                each_block(n, [&](std::int64_t i, std::int64_t k) {
+                  float block[kRunBlock];
                   read(x, at[0] + i * step[0], step[0], k, block);
                   write(block, y, at[1] + i * step[1], step[1], k);
-                }
+                });
               });
 }
 

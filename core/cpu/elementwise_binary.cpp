@@ -27,7 +27,7 @@ void binary_row(const A* a, std::int64_t sa, const B* b, std::int64_t sb, O* o, 
   }
 }
 
-// A loop of an op over neighbours. O is T, or bool for a comparison.
+// A loop of an op over contiguous elements. O is T, or bool for a comparison.
 template <class T, class O = T>
 using BinaryRow = void (*)(const T* a, const T* b, O* out, std::int64_t n);
 
@@ -138,10 +138,7 @@ struct BlockOut<bool> {
   explicit BlockOut(const Tensor& out) : data(out.data<bool>()) {}
   template <class F>
   void operator()(std::int64_t offset, std::int64_t step, std::int64_t n, const F& compute) const {
-    if (step == 1) return compute(data + offset);
-    bool y[kRunBlock];
-    compute(y);
-    for (std::int64_t i = 0; i < n; ++i) data[offset + i * step] = y[i];
+    scatter(data + offset, step, n, compute);
   }
   bool* data;
 };

@@ -33,8 +33,8 @@ void walk_runs(const std::array<const Tensor*, N>& tensors, std::int64_t work, R
     steps[k] = axes.steps[k][last];
     strided = strided || (steps[k] != 0 && steps[k] != 1);
   }
-  // Long rows are cut, so that threads share them, and short enough where each element is a line of
-  // the cache: the next row, which may have its neighbours, then finds the lines of this piece.
+  // Long rows are cut, so that threads share them. With a stride each element may be a cache line
+  // of its own: then pieces are short, and the same piece of the next row finds its lines cached.
   const std::int64_t longest = strided ? kRunBlock : std::int64_t{1} << 14;
   // Pieces are an axis around the rows.
   Shape outer;

@@ -1,5 +1,4 @@
 #pragma once
-#include <algorithm>
 #include <cstdint>
 
 #include "weft/core/cpu/blocks.h"
@@ -18,19 +17,12 @@ class HalfBlocks {
 
   /// The n <= kRunBlock elements from `offset` on at distance `step`.
   void read(std::int64_t offset, std::int64_t step, std::int64_t n, float* to) const {
-    const std::uint16_t* from = data_ + offset;
-    if (step == 1) return widen_(from, to, n);
-    std::uint16_t packed[kRunBlock];
-    for (std::int64_t i = 0; i < n; ++i) packed[i] = from[i * step];
-    widen_(packed, to, n);
+    std::uint16_t block[kRunBlock];
+    widen_(gather(data_ + offset, step, n, block), to, n);
   }
 
   void write(const float* from, std::int64_t offset, std::int64_t step, std::int64_t n) const {
-    std::uint16_t* to = data_ + offset;
-    if (step == 1) return narrow_(from, to, n);
-    std::uint16_t packed[kRunBlock];
-    narrow_(from, packed, n);
-    for (std::int64_t i = 0; i < n; ++i) to[i * step] = packed[i];
+    scatter(data_ + offset, step, n, [&](std::uint16_t* to) { narrow_(from, to, n); });
   }
 
  private:

@@ -12,7 +12,7 @@ namespace weft::cpu {
 namespace {
 
 inline constexpr std::int64_t kVectorBytes = 16, kLineBytes = 64;
-// As many elements as a vector has, and as a line of the cache has.
+// As many elements as a vector has, and as a cache line has.
 template <class Word>
 inline constexpr std::int64_t kVector = kVectorBytes / sizeof(Word);
 template <class Word>
@@ -82,8 +82,8 @@ void transpose_blocks(const Word* x, std::int64_t ldx, Word* y, std::int64_t ldy
     for (std::int64_t j = i < rows ? columns : 0; j < n; ++j) y[i * ldy + j] = x[j * ldx + i];
 }
 
-// The last axis along which the tensor's elements are neighbours; -1 if there is none.
-int neighbours(const Shape& steps) {
+// The last axis of stride 1; -1 if there is none.
+int unit_axis(const Shape& steps) {
   for (int i = steps.size() - 1; i >= 0; --i)
     if (steps[i] == 1) return i;
   return -1;
@@ -95,7 +95,7 @@ bool copy_transposed(const Tensor& source, const Tensor& out) {
   if (source.dtype() != out.dtype()) return false;
   if (source.is_contiguous() && out.is_contiguous()) return false;
   const MergedAxes<2> axes({&source, &out});
-  const int a = neighbours(axes.steps[0]), b = neighbours(axes.steps[1]);
+  const int a = unit_axis(axes.steps[0]), b = unit_axis(axes.steps[1]);
   if (a < 0 || b < 0 || a == b) return false;
   const std::int64_t rows = axes.shape[a], columns = axes.shape[b];
   const std::int64_t least = kVectorBytes / static_cast<std::int64_t>(size_of(out.dtype()));

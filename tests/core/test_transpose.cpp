@@ -104,7 +104,7 @@ TEST_CASE("copy_transposed: more axes, slices of wider rows, a source that repea
   }
 }
 
-TEST_CASE("copy_transposed: leaves to others what has no far neighbours, few or no elements") {
+TEST_CASE("copy_transposed: refuses other layouts, short axes and tensors without elements") {
   const auto turned = [](const Tensor& x) { return x.transpose(0, 1); };
   CHECK_FALSE(copies({40, 50}, same, {40, 50}, same, DType::f32));
   CHECK_FALSE(copies({20, 30, 40}, turned, {30, 20, 40}, same, DType::f32));  // rows stay rows
@@ -116,7 +116,7 @@ TEST_CASE("copy_transposed: leaves to others what has no far neighbours, few or 
   CHECK_FALSE(copies({0, 40}, turned, {40, 0}, same, DType::f32));
   CHECK_FALSE(copies(
       {40, 80}, [](const Tensor& x) { return x.slice(1, 0, 80, 2).transpose(0, 1); }, {40, 40},
-      same, DType::f32));  // no neighbours at all in the source
+      same, DType::f32));  // no axis of stride 1 in the source
 }
 
 }  // namespace weft::transpose_test
