@@ -1,4 +1,5 @@
 #include "weft/core/cpu/packed_product.h"
+#include "weft/core/cpu/processor.h"
 #include "weft/core/kernels/gemm.h"
 
 namespace weft {
@@ -12,6 +13,13 @@ cpu::Product<T> linear_product(const Tensor& x, const Tensor& weight, const Tens
           false};
 }
 
+// Whether rows of k f32 start in one set of a first-level cache of 8 ways, as Zen 4 has it: it does
+// not hold a line of each of the 12 rows of a tile.
+bool rows_collide(std::int64_t k) {
+  constexpr std::int64_t kWay = 4096 / sizeof(float);
+  return k % kWay == 0;
+}
+
 }  // namespace
 
 bool fuses_bias(const Tensor& x, const Tensor& weight, const Tensor& out) {
@@ -22,11 +30,13 @@ bool fuses_bias(const Tensor& x, const Tensor& weight, const Tensor& out) {
   const std::int64_t m = x.dim(0), n = weight.dim(0), k = x.dim(1);
   if (f64) return cpu::engine_for<double>(m, n, k) == cpu::ProductEngine::packed;
   if (x.dtype() != DType::f32 || cpu::is_small_product(m, n, k)) return false;
+  if (cpu::gemm_engine() == cpu::ProductEngine::packed) return true;
   // A pass for the bias costs 3 to 7 % of a product with a short inner axis, more than oneDNN
-  // gains.
-  constexpr std::int64_t kFewRows = 64, kShort = 256;
-  return cpu::gemm_engine() == cpu::ProductEngine::packed ||
-         (simd().panels<float>().fast && m >= kFewRows && k <= kShort);
+  // gains. Where it computes vectors in halves it gains nothing for longer ones either.
+  constexpr std::int64_t kFewRows = 64, kShort = 256, kManyRows = 512;
+  if (!simd().panels<float>().fast) return false;
+  return (m >= kFewRows && k <= kShort) ||
+         (m >= kManyRows && cpu::halves_vectors() && !rows_collide(k));
 }
 
 namespace cpu {

@@ -1,5 +1,6 @@
 // Products by oneDNN.
 #include "weft/core/cpu/packed_product.h"
+#include "weft/core/cpu/processor.h"
 
 #if WEFT_USE_ONEDNN
 #include <omp.h>
@@ -78,8 +79,7 @@ bool bf16_is_fast() {
     const auto bits = static_cast<unsigned>(set);
     return (isa & bits) == bits;
   };
-  return has(dnnl::cpu_isa::avx512_core_amx) ||
-         (has(dnnl::cpu_isa::avx512_core_bf16) && __builtin_cpu_is("amd"));
+  return has(dnnl::cpu_isa::avx512_core_amx) || (has(dnnl::cpu_isa::avx512_core_bf16) && is_amd());
 }
 
 // A product of any size: sizes and strides are given when it runs.

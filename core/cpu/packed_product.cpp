@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <memory>
 
+#include "weft/core/cpu/processor.h"
+
 namespace weft::cpu {
 namespace {
 
@@ -34,10 +36,8 @@ BlockBytes block_bytes() {
     constexpr std::int64_t kKiB = 1024;
     const BlockBytes standard{1536,
                               cache_bytes(_SC_LEVEL2_CACHE_SIZE, 256 * kKiB, 2048 * kKiB) / 2};
-#if defined(__x86_64__)
     const std::int64_t shared = cache_bytes(_SC_LEVEL3_CACHE_SIZE, 0, 32'768 * kKiB) / 16;
-    if (__builtin_cpu_is("amd") && shared >= 1024 * kKiB) return BlockBytes{6144, shared};
-#endif
+    if (is_amd() && shared >= 1024 * kKiB) return BlockBytes{6144, shared};
     return standard;
   }();
   return found;
@@ -89,15 +89,17 @@ PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, std::int64_t tile_r
   return {16 * tile_rows, ceil_div(m, panel_columns) * panel_columns, even_block(k, kInner, 4)};
 }
 
-ProductTiles packed_tiles(std::int64_t m, std::int64_t n, bool trans_a, bool trans_b,
-                          std::int64_t tile_rows, std::int64_t panel_columns) {
+ProductTiles packed_tiles(std::int64_t m, std::int64_t n, std::int64_t k, bool trans_a,
+                          bool trans_b, std::int64_t tile_rows, std::int64_t panel_columns) {
   const std::int64_t threads = detail::in_parallel() ? 1 : num_threads();
   // Processor cycles for each k, about: sixteen multiply-adds a cycle, and what each tile packs or
-  // reads again.
+  // reads again. A row of c that threads share costs time whatever k is.
+  const double row =
+      (trans_a ? 0.7 : 0.1) + 150.0 / static_cast<double>(std::max(k, std::int64_t{1}));
   const auto cycles = [&](const ProductTiles& t) {
     return 0.06 * static_cast<double>(t.rows * t.columns) +
            (trans_b ? 1.2 : 0.4) * static_cast<double>(t.columns) +
-           (trans_a ? 0.7 : 0.1) * static_cast<double>(t.rows);
+           row * static_cast<double>(t.rows);
   };
   ProductTiles best{m, n};
   for (std::int64_t down = 1; down <= threads; ++down) {

@@ -151,12 +151,12 @@ void product_part(const Product<T, Out>& p, ProductEngine engine) {
 struct ProductTiles {
   std::int64_t rows, columns;
 };
-ProductTiles packed_tiles(std::int64_t m, std::int64_t n, bool trans_a, bool trans_b,
-                          std::int64_t tile_rows, std::int64_t panel_columns);
+ProductTiles packed_tiles(std::int64_t m, std::int64_t n, std::int64_t k, bool trans_a,
+                          bool trans_b, std::int64_t tile_rows, std::int64_t panel_columns);
 template <class T>
 ProductTiles packed_tiles(const Product<T>& p) {
   const PanelKernels<T>& kernels = simd().panels<T>();
-  return packed_tiles(p.m, p.n, p.trans_a, p.trans_b, kernels.rows, kernels.columns);
+  return packed_tiles(p.m, p.n, p.k, p.trans_a, p.trans_b, kernels.rows, kernels.columns);
 }
 
 /// packed_product() on all threads; after() is called on any of them.

@@ -1,0 +1,26 @@
+#pragma once
+
+namespace weft::cpu {
+
+/// What the choices of kernels ask about the processor beyond its instruction set.
+inline bool is_amd() {
+#if defined(__x86_64__)
+  static const bool found = __builtin_cpu_is("amd");
+  return found;
+#else
+  return false;
+#endif
+}
+
+/// Whether 512-bit vectors are computed in two halves, as AMD's Zen 4 does.
+inline bool halves_vectors() {
+#if defined(__x86_64__)
+  static const bool found = is_amd() && __builtin_cpu_supports("avx512f") &&
+                            !__builtin_cpu_supports("avx512vp2intersect");  // Zen 5 has it
+  return found;
+#else
+  return false;
+#endif
+}
+
+}  // namespace weft::cpu
