@@ -93,7 +93,7 @@ ProductTiles packed_tiles(std::int64_t m, std::int64_t n, std::int64_t k, bool t
                           bool trans_b, std::int64_t tile_rows, std::int64_t panel_columns) {
   const std::int64_t threads = detail::in_parallel() ? 1 : num_threads();
   // Processor cycles for each k, about: sixteen multiply-adds a cycle, and what each tile packs or
-  // reads again. A row of c that threads share costs time whatever k is.
+  // reads again. A row costs some 150 cycles whatever k is.
   const double row =
       (trans_a ? 0.7 : 0.1) + 150.0 / static_cast<double>(std::max(k, std::int64_t{1}));
   const auto cycles = [&](const ProductTiles& t) {
