@@ -50,7 +50,7 @@ TEST_CASE("linear: agrees with matmul and add in f64") {
 
 TEST_CASE("linear: narrow f32 rows, where one kernel computes product and bias") {
   const int threads = num_threads();
-  for (const std::int64_t m : {63, 64, 131})
+  for (const std::int64_t m : {63, 64, 131, 512})
     for (const std::int64_t n : {1, 16, 31, 70})
       for (const std::int64_t k : {1, 3, 130, 256, 257}) {
         CAPTURE(message("m {}, n {}, k {}", m, n, k));
