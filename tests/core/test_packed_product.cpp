@@ -247,6 +247,59 @@ TEST_CASE(
   CHECK(!few({256, 768, 512}, false, true, true));
 }
 
+TEST_CASE("packed product: threads share a product by rows, by columns or by both") {
+  // A part has whole tiles and panels. Each row costs its part the same whatever the number of
+  // terms: with few terms threads share the rows, with many the columns that each would pack.
+  struct Cut {
+    Shape3 shape;
+    bool trans_a, trans_b;
+    cpu::ProductTiles two, four;
+  };
+  const auto check = [](std::int64_t rows, std::int64_t columns, const std::vector<Cut>& cuts) {
+    const int threads = num_threads();
+    for (const Cut& c : cuts)
+      for (const int n : {1, 2, 4}) {
+        CAPTURE(message("{} x {} x {}, transposed {} {}, tiles of {} x {}, {} threads", c.shape.m,
+                        c.shape.n, c.shape.k, c.trans_a, c.trans_b, rows, columns, n));
+        set_num_threads(n);
+        const cpu::ProductTiles got =
+            cpu::packed_tiles(c.shape.m, c.shape.n, c.shape.k, c.trans_a, c.trans_b, rows, columns);
+        const cpu::ProductTiles whole{(c.shape.m + rows - 1) / rows * rows,
+                                      (c.shape.n + columns - 1) / columns * columns};
+        const cpu::ProductTiles& want = n == 1 ? whole : n == 2 ? c.two : c.four;
+        CHECK(got.rows == want.rows);
+        CHECK(got.columns == want.columns);
+      }
+    set_num_threads(threads);
+  };
+  check(12, 32,
+        {// x w^T with short sums: by rows.
+         {{2048, 512, 128}, false, true, {1032, 512}, {516, 512}},
+         {{2048, 128, 512}, false, true, {1032, 128}, {516, 128}},
+         {{2048, 1024, 128}, false, true, {1032, 1024}, {516, 1024}},
+         // With long sums: by columns, the more so the fewer rows there are.
+         {{2048, 768, 3072}, false, true, {2052, 384}, {2052, 192}},
+         {{512, 3072, 768}, false, true, {516, 1536}, {516, 768}},
+         {{512, 2304, 768}, false, true, {516, 1152}, {516, 576}},
+         {{256, 768, 3072}, false, true, {264, 384}, {264, 192}},
+         // dy w.
+         {{2048, 512, 128}, false, false, {1032, 512}, {516, 512}},
+         {{2048, 3072, 768}, false, false, {2052, 1536}, {2052, 768}},
+         // dy^T x, whose rows are packed: the longer axis is cut, or both.
+         {{768, 3072, 2048}, true, false, {768, 1536}, {768, 768}},
+         {{3072, 768, 2048}, true, false, {1536, 768}, {768, 768}},
+         {{768, 768, 2048}, true, false, {384, 768}, {384, 384}},
+         {{512, 128, 2048}, true, false, {264, 128}, {132, 128}},
+         {{768, 768, 64}, true, false, {384, 768}, {192, 768}},
+         // Fewer rows or columns than threads have tiles for.
+         {{1, 512, 128}, false, true, {12, 256}, {12, 128}},
+         {{2048, 30, 0}, false, true, {1032, 32}, {516, 32}}});
+  check(6, 16,
+        {{{2048, 512, 128}, false, true, {1026, 512}, {516, 512}},
+         {{512, 3072, 768}, false, true, {516, 1536}, {516, 768}},
+         {{3072, 768, 2048}, true, false, {1536, 768}, {768, 768}}});
+}
+
 TEST_CASE("packed product: an infinity of b reaches its own column only") {
   const Shape3 shape{7, 21, 40};
   Case<float> c{shape, false, true, false, false};
