@@ -5,6 +5,9 @@
 
 #include "weft/autograd/attention.h"
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/indexing.h"
+#include "weft/autograd/matmul.h"
+#include "weft/autograd/softmax.h"
 #include "weft/core/allocator.h"
 #include "weft/core/parallel.h"
 #include "weft/tests/support.h"
@@ -91,6 +94,20 @@ TensorList gradients(const TensorList& in, const AttentionOptions& o, const Tens
   return tape.gradients(attention(leaves[0], leaves[1], leaves[2], o), leaves, dy);
 }
 
+// The same attention from primitive ops, which have gradients of their own.
+Tensor from_primitives(const Tensor& q, const Tensor& k, const Tensor& v, bool causal) {
+  const std::int64_t B = q.dim(0), T = q.dim(1), H = q.dim(2), S = k.dim(1), G = k.dim(2);
+  const auto by_heads = [&](const Tensor& x, std::int64_t share) {
+    return reshape(permute(x, {0, 2, 1, 3}), {B, G, share, x.dim(1), x.dim(3)});
+  };
+  Tensor score = mul(matmul(by_heads(q, H / G), transpose(by_heads(k, 1), -2, -1)),
+                     1 / std::sqrt(double(q.dim(3))));
+  if (causal)  // keys after the last one that a query sees
+    score = add(score, mul(triu(Tensor::ones({T, S}, q.dtype()), S - T + 1), -1e30));
+  const Tensor y = matmul(softmax(score), by_heads(v, 1));
+  return permute(reshape(y, {B, H, T, v.dim(3)}), {0, 2, 1, 3});
+}
+
 // The same values with the axes in this memory order. An axis of length 1 gets the stride `any`.
 Tensor in_memory(const Tensor& x, const std::array<int, 4>& order, std::int64_t any) {
   Shape strides = x.shape();
@@ -152,6 +169,39 @@ TEST_CASE("attention: values narrower and wider than queries and keys") {
   packed.cu_seqlens = Tensor::of({0, 2, 2, 5}, {4}, DType::i32);
   CHECK(gradcheck(op(packed), {test::random({1, 5, 2, 3}, 1), test::random({1, 5, 2, 3}, 2),
                                test::strided(test::random({1, 5, 2, 2}, 3))}) == "");
+}
+
+TEST_CASE("attention: heads wider than 128") {
+  // Their dot products are sums of pieces of 128 elements.
+  for (const std::int64_t width : {129, 150, 200, 257})
+    for (const bool causal : {false, true}) {
+      CAPTURE(message("width {}, causal {}", width, causal));
+      const AttentionOptions o{.causal = causal};
+      TensorList in = inputs({2, 33, 40, 4, 2, width});
+      in[2] = test::random({2, 40, 2, 150}, 3);
+      const Tensor dy = test::random({2, 33, 4, 150}, 9);
+      TensorList leaves;
+      for (const Tensor& x : in) leaves.push_back(x.detach().set_requires_grad());
+      Tape tape;
+      const Tensor y = from_primitives(leaves[0], leaves[1], leaves[2], causal);
+      const TensorList want = tape.gradients(y, leaves, dy), got = gradients(in, o, dy);
+      CHECK(test::mismatch(op(o)(in), y, test::tolerance(DType::f64)) == "");
+      for (int i = 0; i < 3; ++i)
+        CHECK(test::mismatch(got[i], want[i], 2 * test::tolerance(DType::f64)) == "");
+      for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
+        TensorList low, high;
+        for (const Tensor& x : in) {
+          low.push_back(x.to(t));
+          high.push_back(low[low.size() - 1].to(DType::f64));
+        }
+        const Tensor narrow_dy = dy.to(t);
+        CHECK(test::mismatch(op(o)(low), op(o)(high), test::tolerance(t)) == "");
+        const TensorList g = gradients(low, o, narrow_dy);
+        const TensorList g64 = gradients(high, o, narrow_dy.to(DType::f64));
+        for (int i = 0; i < 3; ++i)
+          CHECK(test::mismatch(g[i], g64[i], 2 * test::tolerance(t)) == "");
+      }
+    }
 }
 
 TEST_CASE("attention: scores far from 0 neither overflow nor underflow") {
