@@ -5,6 +5,7 @@
 
 #include "weft/bench/arithmetic.h"
 #include "weft/bench/copy_rate.h"
+#include "weft/bench/core_latency.h"
 #include "weft/bench/floor.h"
 #include "weft/bench/fma_peak.h"
 #include "weft/bench/harness.h"
@@ -118,6 +119,7 @@ int main(int argc, char** argv) {
   report.row("tile of a product, operands in L1", bench::tile_rate() / 1e9, "GFLOP/s");
   if (const double rate = bench::issue_rate(); rate > 0)
     report.row("instructions a cycle", rate, "");
+  bench::core_latency_rows(report);
 
   const double last_level = cache_bytes(3, 8e6);
   const double l2 = cache_bytes(2, 1e6) * num_threads();

@@ -1,5 +1,5 @@
 # Benchmarks: build/<preset>/bin/bench_<stem>. Each prints a table; --json FILE writes it as rows.
-foreach(stem comm ddp fsdp moe ops overlap overhead roof save tokenizer)
+foreach(stem comm ddp fsdp latency moe ops overlap overhead roof save tokenizer)
   add_executable(bench_${stem} bench/bench_${stem}.cpp)
   target_link_libraries(bench_${stem} PRIVATE weft weft_flags)
 endforeach()

@@ -90,7 +90,7 @@ def all_steps(found, name):
 def one_model(name, found, goals, settings_rows):
     """The row of a model in the first table."""
     rounds, turns = all_steps(found, name), "turns" in found
-    steps = found["turns"] if turns else rounds  # of the programs that are compared
+    steps = {s: ms for s, ms in found["turns"].items() if s != "latency"} if turns else rounds  # of what is compared
     tokens = found["runs"]["weft"][0]["step_tokens"]
     weft, floor = (statistics.median(steps[s]) for s in ("weft", "floor"))
     over = Ratio(steps["weft"], steps["floor"], turns)
@@ -140,7 +140,25 @@ def model_tables(found, goals):
         seen = [f[name] for f in roofs]
         rows.append([name, *(f"{v:.{int(v < 10)}f}" for v in (min(seen), statistics.median(seen), max(seen)))])
     heads = ["Roof", "lowest", "median", "highest"]
-    return lines + ["The machine over the run (GFLOP/s, GB/s, MiB, instructions):", "", *table(heads, rows)]
+    lines += turn_table(found["models"])
+    return lines + ["The machine over the run (GFLOP/s, GB/s, MiB, instructions, ns):", "", *table(heads, rows)]
+
+
+def turn_table(models):
+    """Every turn; the latency tells whether the two cores shared a last-level cache in it."""
+    rows = []
+    for name, found in models.items():
+        turns = found.get("turns", {})
+        if "latency" not in turns:
+            continue
+        peers = [s for s in turns if s not in ("weft", "floor", "latency")]
+        best = min(peers, key=lambda s: statistics.median(turns[s]))
+        for turn, (weft, floor, peer, ns) in enumerate(zip(*(turns[s] for s in ("weft", "floor", best, "latency")))):
+            rows.append([name, turn + 1, f"{ns:.0f}", f"{weft:.1f}", f"{floor:.1f}", f"{peer:.1f}", f"{weft / floor:.3f}",
+                         f"{peer / weft:.2f}"])
+    heads = ["Model", "turn", "core to core, ns", "Weft, ms", "floor, ms", "best PyTorch, ms", "step / floor",
+             "speed / PyTorch"]
+    return ["Every turn, with the core-to-core latency right after Weft's steps:", "", *table(heads, rows)] if rows else []
 
 
 def bf16_table(found):

@@ -132,18 +132,23 @@ def measure_model(runner, name, rounds, settings, dtype="f32", count=0):
 
 
 def measure_turns(runner, name, count, settings, typed):
-    """Milliseconds of a step of Weft, of PyTorch's settings and of the floor, in each turn."""
+    """Milliseconds of a step of Weft, of PyTorch's settings and of the floor, in each turn, and the core-to-core latency
+    in ns right after Weft's steps."""
     _, steps, warmup = MODELS[name]
-    floors = []
+    floors, latencies = [], []
+
+    def after(program):
+        if program == "weft":
+            latencies.append(runner.rows("bench_latency")["core-to-core latency, farthest"])
 
     def floor():
         floors.append(runner.rows("bench_roof", "--threads", 2, "--shapes", "no")[f"{name}: floor"])
 
     sides = {"weft": None, **settings}
     started = ((side, runner.stopped(setting, name, steps, warmup, count, *typed)) for side, setting in sides.items())
-    found = {side: run["step_ms"] for side, run in turns.take_turns(started, count, floor).items()}
+    found = {side: run["step_ms"] for side, run in turns.take_turns(started, count, after, floor).items()}
     note(f"{name}: {count} turns: done")
-    return {**found, "floor": floors}
+    return {**found, "floor": floors, "latency": latencies}
 
 
 def measure_scaling(runner, rounds):

@@ -47,16 +47,17 @@ class Program:
             self.process.wait()
 
 
-def take_turns(started, turns, each_turn):
-    """Runs all programs `turns` times in rotation; `started` yields (name, Program). Calls each_turn() once a turn,
-    while all are stopped. Returns {name: result}."""
+def take_turns(started, turns, after, each_turn):
+    """Runs all programs `turns` times in rotation; `started` yields (name, Program). Calls after(name) when a program
+    has had its turn, and each_turn() once a turn, while all are stopped. Returns {name: result}."""
     programs = {}
     try:
         for name, program in started:
             programs[name] = program
         for _ in range(turns):
-            for program in programs.values():
+            for name, program in programs.items():
                 program.turn()
+                after(name)
             each_turn()
         unfinished = [name for name, program in programs.items() if not program.ended]
         assert not unfinished, f"{unfinished} take more turns than {turns}"
