@@ -1,13 +1,15 @@
 #pragma once
 #include <map>
+#include <vector>
 
 #include "weft/bench/step_products.h"
 
 namespace weft::bench {
 
 /// The products of a training step with weights, in the order of a step: forward through the
-/// layers, then backward. Every layer has its own weights, activations and gradients, so that
-/// operands lie where a step finds them, and not in the caches as in a loop over one product.
+/// layers, then backward, the gradient of a weight before that of its input. Every layer has its
+/// own weights, activations and gradients, so that operands lie where a step finds them, and not in
+/// the caches as in a loop over one product.
 class ProductSequence {
  public:
   explicit ProductSequence(const StepModel& model) {
@@ -20,10 +22,13 @@ class ProductSequence {
         forward.push_back(weight(kinds[i]));
     forward.push_back(weight(kinds[kinds.size() - kProducts]));
     for (const Weight& w : forward) add(w.x, transposed(w.w), w.y);
+    Tensor dy = gradient(forward.back().y.shape(), Tensor());
     for (auto w = forward.rbegin(); w != forward.rend(); ++w) {
-      const Tensor& dy = gradient(w->y.shape());
-      add(dy, w->w, gradient(w->x.shape()));
+      if (dy.dim(1) != w->y.dim(1)) dy = gradient(w->y.shape(), Tensor());  // attention's or GELU's
+      const Tensor dx = gradient(w->x.shape(), dy);
       add(transposed(dy), w->x, w->dw);
+      add(dy, w->w, dx);
+      dy = dx;
     }
   }
 
@@ -45,11 +50,11 @@ class ProductSequence {
     return {Tensor::full({forward.m, forward.k}, 0.5), Tensor::full(out_in, 0.25),
             Tensor::full({forward.m, forward.n}, 0), Tensor::full(out_in, 0)};
   }
-  // A step reuses the memory of these.
-  const Tensor& gradient(const Shape& shape) {
-    const auto [found, fresh] = gradients_.try_emplace(shape[1]);
-    if (fresh) found->second = Tensor::full(shape, 0.125);
-    return found->second;
+  // One of two for each width, and not `other`: a step reuses the memory of gradients.
+  Tensor gradient(const Shape& shape, const Tensor& other) {
+    std::vector<Tensor>& both = gradients_[shape[1]];
+    while (both.size() < 2) both.push_back(Tensor::full(shape, 0.125));
+    return both[other.defined() && both[0].raw() == other.raw() ? 1 : 0];
   }
   void add(const Tensor& a, const Tensor& b, const Tensor& out) {
     products_.push_back({a, b, out});
@@ -57,7 +62,7 @@ class ProductSequence {
   }
 
   std::vector<Product> products_;
-  std::map<std::int64_t, Tensor> gradients_;  // by columns
+  std::map<std::int64_t, std::vector<Tensor>> gradients_;  // by columns
   double flops_ = 0;
 };
 

@@ -41,8 +41,9 @@ inline void sequence_row(Report& report, const StepModel& m) {
 
 /// Prints the best GFLOP/s by the in-tree product and by oneDNN, the ratio of their times (the
 /// median of pairs), the share of the multiply-add peak that the in-tree product reaches, and which
-/// of the two a layer uses. The engines and the peak alternate. Then sequence_row(). `model`: one
-/// of kStepModels, or all. Throws Error for another name, and in a build without oneDNN.
+/// of the two a layer uses; a layer's bias counts for that choice, and is not in the times. The
+/// engines and the peak alternate. Then sequence_row(). `model`: one of kStepModels, or all. Throws
+/// Error for another name, and in a build without oneDNN.
 inline void product_table(Report& report, const std::string& model) {
   constexpr double kSecondsEach = 0.3;
   const cpu::FmaLoop loop = cpu::fma_loop();
@@ -80,7 +81,7 @@ inline void product_table(Report& report, const std::string& model) {
       std::fflush(stdout);
       for (std::size_t e : {0, 1}) {
         report.add(message("{}, {}", name, kEngines[e]), p.flops() / best[e] * 1e-9, "GFLOP/s");
-        seconds[e] += (e == 0 ? best[0] : best[0] * ratio) * static_cast<double>(p.count);
+        seconds[e] += best[e] * static_cast<double>(p.count);
       }
       report.add(name + ", peak", peak * 1e-9, "GFLOP/s");
       report.add(name + ", count", static_cast<double>(p.count), "a step");

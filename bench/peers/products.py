@@ -61,16 +61,19 @@ def mkl_rate_in_order(torch, weights):
     once = [(rows, n, k) for _ in range(layered[0][3]) for rows, n, k, _ in layered] + [head[:3]]
     state = [(torch.full((rows, k), 0.5), torch.full((n, k), 0.25), torch.empty(rows, n), torch.empty(n, k))
              for rows, n, k in once]
-    gradients = {columns: torch.full((rows, columns), 0.125) for rows, n, k in once for columns in (n, k)}
+    gradients = {columns: [torch.full((rows, columns), 0.125) for _ in range(2)]
+                 for rows, n, k in once for columns in (n, k)}
     best, begin, turn = float("inf"), time.perf_counter(), 0
     while turn < 3 or (turn < 20 and time.perf_counter() - begin < 2):
         start = time.perf_counter()
         for x, w, y, _ in state:
             torch.mm(x, w.t(), out=y)
+        dx = gradients[state[-1][2].shape[1]][0]
         for x, w, y, dw in reversed(state):
-            dy = gradients[y.shape[1]]
-            torch.mm(dy, w, out=gradients[x.shape[1]])
+            dy = dx if dx.shape[1] == y.shape[1] else gradients[y.shape[1]][0]
+            dx = next(g for g in gradients[x.shape[1]] if g is not dy)
             torch.mm(dy.t(), x, out=dw)
+            torch.mm(dy, w, out=dx)
         if turn > 0:
             best = min(best, time.perf_counter() - start)
         turn += 1
