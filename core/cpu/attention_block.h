@@ -16,6 +16,9 @@ namespace weft::cpu {
 // of whole vectors. Blocks live on the stack of the thread: their size is fixed.
 inline constexpr std::int64_t kLanes = 16, kQueryBlock = 64, kKeyBlock = 128, kDepth = 128;
 inline constexpr int kGroups = kQueryBlock / kLanes;
+// All groups of a block of queries that see a key at all meet their first one in the same block of
+// keys, also with a window: so neighbours that see the same keys have started together.
+static_assert(kQueryBlock <= kKeyBlock);
 
 inline std::int64_t query_blocks(std::int64_t n) { return (n + kQueryBlock - 1) / kQueryBlock; }
 
@@ -38,9 +41,9 @@ struct Sequence {
   /// Which keys query i sees. The last query is aligned with the last key.
   KeyRange visible(const AttentionSpec& a, std::int64_t i) const {
     if (!a.causal) return {0, s};
-    const std::int64_t end = std::clamp<std::int64_t>(i + s - t + 1, 0, s);
-    const std::int64_t begin =
-        a.window > 0 ? std::max<std::int64_t>(0, i + s - t + 1 - a.window) : 0;
+    const std::int64_t after = i + s - t + 1, end = std::clamp<std::int64_t>(after, 0, s);
+    // A window may be as long as its type allows.
+    const std::int64_t begin = a.window > 0 && after > a.window ? after - a.window : 0;
     return {std::min(begin, end), end};
   }
   /// Which keys at least one of the queries [first, first + n) sees.

@@ -87,15 +87,15 @@ void run(std::int64_t batch, const At& at) {
   if (engine != ProductEngine::loops) {
     run_tiles<T, T>(batch, at, engine);
   } else if (batch == 1 && first.small()) {
-    first.in_tree(0, m);
+    first.plain_loops(0, m);
   } else {
     const std::int64_t blocks = ceil_div(m, kRowBlock);
     parallel_for(batch * blocks, first.work() / blocks + 1,
                  [&](std::int64_t begin, std::int64_t end) {
                    while (begin < end) {
                      const std::int64_t i = begin / blocks, stop = std::min(end, (i + 1) * blocks);
-                     at(i).in_tree((begin - i * blocks) * kRowBlock,
-                                   std::min(m, (stop - i * blocks) * kRowBlock));
+                     at(i).plain_loops((begin - i * blocks) * kRowBlock,
+                                       std::min(m, (stop - i * blocks) * kRowBlock));
                      begin = stop;
                    }
                  });

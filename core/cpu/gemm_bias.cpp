@@ -1,3 +1,5 @@
+#include <string_view>
+
 #include "weft/core/cpu/packed_product.h"
 #include "weft/core/cpu/processor.h"
 #include "weft/core/kernels/gemm.h"
@@ -32,11 +34,12 @@ bool fuses_bias(const Tensor& x, const Tensor& weight, const Tensor& out) {
   if (x.dtype() != DType::f32 || cpu::is_small_product(m, n, k)) return false;
   if (cpu::gemm_engine() == cpu::ProductEngine::packed) return true;
   // A pass for the bias costs 3 to 7 % of a product with a short inner axis, more than oneDNN
-  // gains. Where the processor computes vectors in halves it gains nothing for longer ones either.
+  // gains, but for a few rows. Where the processor computes vectors in halves it gains nothing for
+  // longer ones either.
   constexpr std::int64_t kFewRows = 64, kShort = 256, kManyRows = 512;
   if (!simd().panels<float>().fast) return false;
-  return (m >= kFewRows && k <= kShort) ||
-         (m >= kManyRows && cpu::halves_vectors() && !rows_collide(k));
+  const bool halves = cpu::halves_vectors() && std::string_view(simd().name) == "avx512";
+  return (m >= kFewRows && k <= kShort) || (m >= kManyRows && halves && !rows_collide(k));
 }
 
 namespace cpu {

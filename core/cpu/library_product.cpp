@@ -43,8 +43,8 @@ void small_bf16_product(const Product<bf16, Out>& p) {
   copy(p.a, p.lda, p.trans_a ? p.k : p.m, lda, a, lda);
   copy(p.b, p.ldb, p.trans_b ? p.n : p.k, ldb, b, ldb);
   if (p.accumulate) copy(p.c, p.ldc, p.m, p.n, c, p.n);
-  Product<float>{a, b, c, p.m, p.n, p.k, lda, ldb, p.n, p.trans_a, p.trans_b, p.accumulate}.in_tree(
-      0, p.m);
+  Product<float>{a, b, c, p.m, p.n, p.k, lda, ldb, p.n, p.trans_a, p.trans_b, p.accumulate}
+      .plain_loops(0, p.m);
   copy(c, p.n, p.m, p.n, p.c, p.ldc);
 }
 
@@ -163,7 +163,7 @@ void library_product(const Product<float>& p) {
       dnnl_sgemm(p.trans_a ? 'T' : 'N', p.trans_b ? 'T' : 'N', p.m, p.n, p.k, 1.0f, p.a, p.lda, p.b,
                  p.ldb, p.accumulate ? 1.0f : 0.0f, p.c, p.ldc);
   // The library refuses before it writes (out of memory for packing, unsupported stride).
-  if (status != dnnl_success) p.in_tree(0, p.m);
+  if (status != dnnl_success) p.plain_loops(0, p.m);
 }
 
 void library_product(const Product<bf16, bf16>& p) { bf16_product(p); }
@@ -176,9 +176,9 @@ bool multiplies_bf16() {
 
 #else
 
-void library_product(const Product<float>& p) { p.in_tree(0, p.m); }
-void library_product(const Product<bf16, bf16>&) {}
-void library_product(const Product<bf16, float>&) {}
+void library_product(const Product<float>& p) { p.plain_loops(0, p.m); }
+void library_product(const Product<bf16, bf16>& p) { bf16_loops(p); }
+void library_product(const Product<bf16, float>& p) { bf16_loops(p); }
 bool multiplies_bf16() { return false; }
 
 #endif

@@ -8,9 +8,9 @@
 
 namespace weft::cpu {
 
-/// This thread's memory for packed operands, at least `bytes` (a few MB), kept until the thread
-/// ends and valid until the next call, which every packed_product() makes; null when the system has
-/// no memory left.
+/// This thread's memory for packed operands and attention's copies of rows, at least `bytes` (up to
+/// 8 MiB), kept until the thread ends and valid until the next call, which every packed_product()
+/// makes; null when the system has no memory left. It is not counted by memory_stats().
 void* packing_buffer(std::size_t bytes);
 
 /// The cut of a product into blocks that stay in the caches: rows and inner lengths of a block of
@@ -128,9 +128,11 @@ void packed_product(const Product<T>& p, const T* bias, const After& after) {
       packed_blocks(p.m, p.n, p.k, kernels.rows, kernels.columns, sizeof(T), p.trans_a);
   if (void* buffer = packing_buffer(packed_bytes<T>(best, p.trans_a)))
     return packed_in_blocks(p, bias, after, best, buffer);
-  // No memory is left: small blocks, which fit the stack.
-  const PackedBlocks small{kernels.rows, kernels.columns, 32};
-  alignas(64) std::byte buffer[16 << 10];
+  // No memory is left: a tile's rows and a panel, as long as the stack's buffer allows.
+  constexpr std::int64_t kBytes = 16 << 10, kElements = kBytes / std::int64_t{sizeof(T)};
+  alignas(64) std::byte buffer[kBytes];
+  const PackedBlocks small{kernels.rows, kernels.columns,
+                           kElements / (kernels.rows + kernels.columns) / 4 * 4};
   packed_in_blocks(p, bias, after, small, buffer);
 }
 
@@ -143,7 +145,7 @@ void product_part(const Product<T, Out>& p, ProductEngine engine) {
     if (engine == ProductEngine::packed) return packed_product<T>(p, nullptr, [](auto...) {});
     if constexpr (std::is_same_v<T, float>)
       if (engine == ProductEngine::library) return library_product(p);
-    p.in_tree(0, p.m);
+    p.plain_loops(0, p.m);
   }
 }
 

@@ -12,7 +12,7 @@ inline bool is_amd() {
 #endif
 }
 
-/// Whether 512-bit vectors are computed in two halves, as AMD's Zen 4 does.
+/// Whether the processor computes 512-bit vectors in two halves, as AMD's Zen 4 does.
 inline bool halves_vectors() {
 #if defined(__x86_64__)
   static const bool found = is_amd() && __builtin_cpu_supports("avx512f") &&

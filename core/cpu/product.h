@@ -45,7 +45,7 @@ struct Product {
   }
 
   /// Computes rows [begin, end) in plain C++ on the calling thread.
-  void in_tree(std::int64_t begin, std::int64_t end) const {
+  void plain_loops(std::int64_t begin, std::int64_t end) const {
     const SmallGemm<T> g{a,
                          b,
                          c,

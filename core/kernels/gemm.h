@@ -27,7 +27,7 @@ using GemmBiasKernel = void(const Tensor& x, const Tensor& weight, const Tensor&
                             const Tensor& out);
 
 /// True when gemm_bias() supports these operands and beats a separate pass for the bias. Depends on
-/// shapes, layouts, dtypes and kind of device.
+/// shapes, layouts, dtypes and kind of device, on a CPU also on the processor and WEFT_GEMM.
 bool fuses_bias(const Tensor& x, const Tensor& weight, const Tensor& out);
 
 namespace cpu {
