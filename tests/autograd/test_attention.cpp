@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
+#include <utility>
 
 #include "weft/autograd/attention.h"
 #include "weft/autograd/elementwise.h"
@@ -377,8 +379,19 @@ TEST_CASE("attention: gradients match finite differences") {
                   {test::random({1, 6, 2, 3}, 4)}) == "");
 }
 
+TEST_CASE("attention: a window as long as its type allows is none") {
+  for (const auto& [t, s] : {std::pair<std::int64_t, std::int64_t>{9, 3}, {3, 9}, {70, 70}}) {
+    const Tensor q = test::random({1, t, 2, 4}, 1, DType::f32),
+                 k = test::random({1, s, 2, 4}, 2, DType::f32);
+    const AttentionOptions widest{.causal = true,
+                                  .window = std::numeric_limits<std::int64_t>::max()};
+    const Tensor y = attention(q, k, k, widest);
+    CHECK(test::different_bits(y, attention(q, k, k, {.causal = true})) == "");
+  }
+}
+
 TEST_CASE("attention: gradients over several blocks of queries and keys") {
-  // From 257 queries on the CPU works on copies of a head's rows, unless the window is short.
+  // With 290 queries the CPU works on copies of a head's rows, unless the window is short.
   struct Case {
     std::int64_t t;
     AttentionOptions o;
