@@ -235,6 +235,8 @@ def peers_read_rows(folder):
     for _ in range(2):
         rows = runner.rows("bench_gpu_emulated", "--quick", "--only", "overhead")
         assert rows and min(rows.values()) >= 0, rows
+    latency = runner.rows("bench_latency")  # none on one processor
+    assert all(ns > 0 for ns in latency.values()) and len(latency) in (0, 2), latency
 
 
 def programs_take_turns(_):
@@ -246,21 +248,35 @@ def programs_take_turns(_):
         command = [BIN / "bench_step", "--model", model, "--threads", 1, "--warmup", 1, "--steps", 6, "--pause", 2]
         return turns.Program(command, {}, 2)
 
-    started, rotations = [], []
+    started, events = [], []
 
     def start(*models):
         for name, model in enumerate(models):
             started.append(program(model))
             yield name, started[-1]
 
-    found = turns.take_turns(start("smoke", "smoke"), 3, lambda: rotations.append(1))
-    assert len(rotations) == 3 and [len(found[name]["step_ms"]) for name in (0, 1)] == [3, 3], found
+    found = turns.take_turns(start("smoke", "smoke"), 3, events.append, lambda: events.append("turn"))
+    assert events == [0, 1, "turn"] * 3, events
+    assert [len(found[name]["step_ms"]) for name in (0, 1)] == [3, 3], found
     try:
-        turns.take_turns(start("smoke", "unknown"), 3, lambda: None)
+        turns.take_turns(start("smoke", "unknown"), 3, lambda name: None, lambda: None)
         raise AssertionError("an unknown model was accepted")
     except RuntimeError as error:
         assert "--model: one of tiny" in str(error), error
     assert len(started) == 3 and all(p.process.returncode is not None for p in started)
+
+
+def reports_every_turn(_):
+    """The table of turns has a row for each, with the better of PyTorch's settings, and needs their latency."""
+    sys.path.insert(0, str(ROOT / "bench" / "peers"))
+    import report
+
+    turns = {"weft": [10, 20], "eager": [30, 40], "compiled": [15, 50], "floor": [8, 10], "latency": [50, 250]}
+    table = report.turn_table({"tiny": {"turns": turns}, "small": {}})
+    assert table[-3:-1] == ["| tiny | 1 | 50 | 10.0 | 8.0 | 15.0 | 1.250 | 1.50 |",
+                            "| tiny | 2 | 250 | 20.0 | 10.0 | 50.0 | 2.000 | 2.50 |"], table
+    del turns["latency"]
+    assert report.turn_table({"tiny": {"turns": turns}}) == []
 
 
 def wrong_uses(folder):
@@ -274,4 +290,4 @@ def wrong_uses(folder):
     refused(call("--out"), 2, "--out needs a value")
 
 
-main([interrupted_and_resumed, limits, finds_wheels, peers_read_rows, programs_take_turns, wrong_uses])
+main([interrupted_and_resumed, limits, finds_wheels, peers_read_rows, programs_take_turns, reports_every_turn, wrong_uses])
