@@ -1,16 +1,18 @@
 #pragma once
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <thread>
 #include <vector>
 
 #include "weft/bench/harness.h"
 
 /// The time that a cache line takes from one processor to another. Cores that share a last-level
-/// cache pass it in a fifth of the time of others. A virtual machine does not know which of its
-/// processors do, and its host may change it at any time.
+/// cache pass it several times as fast as others (50 and 245 ns on an EPYC of Zen 4). A virtual
+/// machine does not know which of its processors do, and its host may change it at any time.
 namespace weft::bench {
 
 /// Processors that this process may use, the first `most`.
@@ -31,19 +33,19 @@ inline void run_on(int processor) {
   sched_setaffinity(0, sizeof set, &set);
 }
 
-/// Seconds from one processor to the other: half of a round trip, the median of some thousands.
+/// Seconds one way: half of a round trip, the median of fifteen means of a thousand.
 inline double core_latency(int from, int to) {
-  constexpr int kTrips = 1000, kSamples = 15;
+  constexpr int kTrips = 1000, kSamples = 15, kEnd = -1;
   struct alignas(128) Cell {
     std::atomic<int> value{0};
   } there, back;
   double seconds = 0;
   std::thread answers([&] {
     run_on(to);
-    for (int i = 1; i <= (kSamples + 2) * kTrips; ++i) {
-      while (there.value.load(std::memory_order_acquire) != i) {
-      }
-      back.value.store(i, std::memory_order_release);
+    for (int seen = 0; seen != kEnd;) {
+      const int now = there.value.load(std::memory_order_acquire);
+      if (now == seen) continue;
+      back.value.store(seen = now, std::memory_order_release);
     }
   });
   std::thread asks([&] {
@@ -59,6 +61,7 @@ inline double core_latency(int from, int to) {
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
       return time.count() / (2 * kTrips);
     });
+    there.value.store(kEnd, std::memory_order_release);
   });
   asks.join();
   answers.join();

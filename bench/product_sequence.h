@@ -8,8 +8,8 @@ namespace weft::bench {
 
 /// The products of a training step with weights, in the order of a step: forward through the
 /// layers, then backward, the gradient of a weight before that of its input. Every layer has its
-/// own weights, activations and gradients, so that operands lie where a step finds them, and not in
-/// the caches as in a loop over one product.
+/// own weights, their gradients and activations, so that operands lie where a step finds them, and
+/// not in the caches as in a loop over one product.
 class ProductSequence {
  public:
   explicit ProductSequence(const StepModel& model) {
@@ -24,7 +24,7 @@ class ProductSequence {
     for (const Weight& w : forward) add(w.x, transposed(w.w), w.y);
     Tensor dy = gradient(forward.back().y.shape(), Tensor());
     for (auto w = forward.rbegin(); w != forward.rend(); ++w) {
-      if (dy.dim(1) != w->y.dim(1)) dy = gradient(w->y.shape(), Tensor());  // attention's or GELU's
+      if (dy.dim(1) != w->y.dim(1)) dy = gradient(w->y.shape(), Tensor());  // attention's
       const Tensor dx = gradient(w->x.shape(), dy);
       add(transposed(dy), w->x, w->dw);
       add(dy, w->w, dx);
@@ -53,8 +53,9 @@ class ProductSequence {
   // One of two for each width, and not `other`: a step reuses the memory of gradients.
   Tensor gradient(const Shape& shape, const Tensor& other) {
     std::vector<Tensor>& both = gradients_[shape[1]];
-    while (both.size() < 2) both.push_back(Tensor::full(shape, 0.125));
-    return both[other.defined() && both[0].raw() == other.raw() ? 1 : 0];
+    const std::size_t which = !both.empty() && other.defined() && both[0].raw() == other.raw();
+    if (both.size() == which) both.push_back(Tensor::full(shape, 0.125));
+    return both[which];
   }
   void add(const Tensor& a, const Tensor& b, const Tensor& out) {
     products_.push_back({a, b, out});

@@ -134,7 +134,7 @@ def model_tables(found, goals):
     heads = ["Model", "PyTorch", "step, ms", "tokens/s", "peak RSS, MiB", "after import, MiB"]
     lines += ["Every setting of PyTorch:", "", *table(heads, settings_rows)]
     roofs = [f for model in found["models"].values() for f in model["floors"]]
-    shown = [name for name in roofs[0] if ":" not in name]
+    shown = [name for name in roofs[0] if ":" not in name and all(name in f for f in roofs)]
     rows = []
     for name in shown:
         seen = [f[name] for f in roofs]

@@ -34,8 +34,8 @@ bool fuses_bias(const Tensor& x, const Tensor& weight, const Tensor& out) {
   if (x.dtype() != DType::f32 || cpu::is_small_product(m, n, k)) return false;
   if (cpu::gemm_engine() == cpu::ProductEngine::packed) return true;
   // A pass for the bias costs 3 to 7 % of a product with a short inner axis, more than oneDNN
-  // gains, but for a few rows. Where the processor computes vectors in halves it gains nothing for
-  // longer ones either.
+  // gains from kFewRows rows on. Where the processor computes vectors in halves it gains nothing
+  // for longer ones either.
   constexpr std::int64_t kFewRows = 64, kShort = 256, kManyRows = 512;
   if (!simd().panels<float>().fast) return false;
   const bool halves = cpu::halves_vectors() && std::string_view(simd().name) == "avx512";

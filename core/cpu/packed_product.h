@@ -8,8 +8,8 @@
 
 namespace weft::cpu {
 
-/// This thread's memory for packed operands and attention's copies of rows, at least `bytes` (up to
-/// 8 MiB), kept until the thread ends and valid until the next call, which every packed_product()
+/// This thread's memory for packed operands and attention's copies of rows, at least `bytes` (some
+/// MiB), kept until the thread ends and valid until the next call, which every packed_product()
 /// makes; null when the system has no memory left. It is not counted by memory_stats().
 void* packing_buffer(std::size_t bytes);
 

@@ -20,8 +20,8 @@ ProductEngine engine_of(std::string_view name) {
 }
 
 // By instruction set, not by a measurement at run time: two runs on one machine have the same bits.
-// With AVX2 the packed product is faster than oneDNN; with AVX-512 it is not, and without fused
-// multiply-adds it is slow (docs/performance.md).
+// With AVX2 the packed product is faster than oneDNN; with AVX-512 it is not (docs/decisions.md),
+// and without fused multiply-adds it is slow.
 ProductEngine standard_engine() {
   if (const char* const wanted = std::getenv("WEFT_GEMM"); wanted && *wanted)
     return engine_of(wanted);

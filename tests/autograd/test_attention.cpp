@@ -379,6 +379,7 @@ TEST_CASE("attention: gradients match finite differences") {
                   {test::random({1, 6, 2, 3}, 4)}) == "");
 }
 
+// Only the undefined-behaviour sanitizer saw the overflow: queries that met it see no key.
 TEST_CASE("attention: a window as long as its type allows is none") {
   for (const auto& [t, s] : {std::pair<std::int64_t, std::int64_t>{9, 3}, {3, 9}, {70, 70}}) {
     const Tensor q = test::random({1, t, 2, 4}, 1, DType::f32),
