@@ -61,7 +61,8 @@ def mkl_rate_in_order(torch, weights):
     once = [(rows, n, k) for _ in range(layered[0][3]) for rows, n, k, _ in layered] + [head[:3]]
     state = [(torch.full((rows, k), 0.5), torch.full((n, k), 0.25), torch.empty(rows, n), torch.empty(n, k))
              for rows, n, k in once]
-    gradients = {columns: [torch.full((rows, columns), 0.125) for _ in range(2)]
+    inner = {k for _, _, k in once}  # only these widths can be those of dx and dy at once
+    gradients = {columns: [torch.full((rows, columns), 0.125) for _ in range(2 if columns in inner else 1)]
                  for rows, n, k in once for columns in (n, k)}
     best, begin, turn = float("inf"), time.perf_counter(), 0
     while turn < 3 or (turn < 20 and time.perf_counter() - begin < 2):

@@ -172,8 +172,8 @@ struct Reaches {
   std::vector<Reach> y, dq, dk;  // dv like dk
 };
 
-// A query that is hit passes NaN to its gradient and to those of all keys that it sees. A product
-// of its block may meet a NaN with the zeros of pairs that do not see each other.
+// A query with a NaN score has a NaN gradient, and so do all keys that it sees. Products work on
+// blocks: there 0 times NaN may also reach queries and keys that the mask separates.
 Reaches reaches(const NanCase& c, Place place) {
   Reaches r{.y = std::vector(static_cast<std::size_t>(c.b * c.t * kHeads), Reach::none),
             .dq = std::vector(static_cast<std::size_t>(c.b * c.t * kHeads), Reach::none),
