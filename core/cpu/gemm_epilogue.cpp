@@ -31,16 +31,21 @@ void gelu_row(bool tanh, const T* x, T* y, std::int64_t n) {
   }
 }
 
-// In place.
+// dy becomes the gradient of x, and act, unless it is null, gelu(x). act may be x.
 template <class T>
-void gelu_bwd_row(bool tanh, const T* x, T* dy, std::int64_t n) {
+void gelu_bwd_row(bool tanh, const T* x, T* dy, T* act, std::int64_t n) {
   if constexpr (std::is_same_v<T, double>) {
-    for (std::int64_t i = 0; i < n; ++i)
+    for (std::int64_t i = 0; i < n; ++i) {
       dy[i] = tanh ? apply<BinaryOp::gelu_tanh_bwd>(x[i], dy[i])
                    : apply<BinaryOp::gelu_erf_bwd>(x[i], dy[i]);
+      if (act) gelu_row(tanh, x + i, act + i, 1);
+    }
   } else {
     const RowKernels<T>& f = simd().of<T>();
-    (tanh ? f.gelu_tanh_bwd : f.gelu_erf_bwd)(x, dy, dy, n);
+    if (act)
+      (tanh ? f.gelu_tanh_bwd_and_y : f.gelu_erf_bwd_and_y)(x, dy, dy, act, n);
+    else
+      (tanh ? f.gelu_tanh_bwd : f.gelu_erf_bwd)(x, dy, dy, n);
   }
 }
 
@@ -74,10 +79,9 @@ void gelu_bwd_pass(const T* hidden, bool tanh, std::int64_t m, std::int64_t n, d
                    double totals[kTileCols] = {};
                    for (std::int64_t r0 = chunk * step; r0 < stop; r0 += kTileRows) {
                      const std::int64_t rows = std::min(kTileRows, stop - r0);
-                     for (std::int64_t at = r0 * n + c0; at < (r0 + rows) * n; at += n) {
-                       gelu_bwd_row(tanh, hidden + at, dhidden + at, width);
-                       if (act) gelu_row(tanh, hidden + at, act + at, width);
-                     }
+                     for (std::int64_t at = r0 * n + c0; at < (r0 + rows) * n; at += n)
+                       gelu_bwd_row(tanh, hidden + at, dhidden + at, act ? act + at : nullptr,
+                                    width);
                      if (partial) add_columns(dhidden + r0 * n + c0, rows, n, width, totals);
                    }
                    if (partial) std::copy_n(totals, width, partial + chunk * n + c0);

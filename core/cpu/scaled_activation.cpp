@@ -44,10 +44,10 @@ float backward(const Piece<float>& p, float scale, ScaledKind kind, std::int64_t
     table.attention.scale(p.dup, n, scale);
   } else {
     float act[kPiece];
-    gelu_of(table.f32, kind)(p.gate, act, n);
+    const bool tanh = kind == ScaledKind::gelu_tanh;
+    (tanh ? table.f32.gelu_tanh_bwd_and_y : table.f32.gelu_erf_bwd_and_y)(p.gate, p.dy, p.dgate,
+                                                                          act, n);
     dscale = table.f32.dot(p.dy, act, n);
-    (kind == ScaledKind::gelu_tanh ? table.f32.gelu_tanh_bwd : table.f32.gelu_erf_bwd)(p.gate, p.dy,
-                                                                                       p.dgate, n);
   }
   table.attention.scale(p.dgate, n, scale);
   return dscale;

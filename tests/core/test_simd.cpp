@@ -133,6 +133,19 @@ void check_same_norms(const RowKernels<T>& a, const RowKernels<T>& b, const std:
   }
 }
 
+// The gradient and the activation at once have the bits of the two kernels, also in place.
+template <class T, class Map, class Bwd, class Both>
+void check_bwd_and_y(const RowKernels<T>& k, Map RowKernels<T>::*map, Bwd RowKernels<T>::*bwd,
+                     Both RowKernels<T>::*both, const std::vector<T>& x, const std::vector<T>& dy,
+                     std::int64_t n) {
+  std::vector<T> y = x, dx = dy, act = x, grad = dy;
+  (k.*map)(x.data(), y.data(), n);
+  (k.*bwd)(x.data(), dy.data(), dx.data(), n);
+  (k.*both)(act.data(), grad.data(), grad.data(), act.data(), n);
+  CHECK(same_bits(y, act));
+  CHECK(same_bits(dx, grad));
+}
+
 template <class T>
 void check_same_bits(const RowKernels<T>& a, const RowKernels<T>& b) {
   using K = RowKernels<T>;
@@ -155,6 +168,8 @@ void check_same_bits(const RowKernels<T>& a, const RowKernels<T>& b) {
         INFO("map_bwd ", index++);
         CHECK(same_bits(y1, y2));
       }
+      check_bwd_and_y(b, &K::gelu_tanh, &K::gelu_tanh_bwd, &K::gelu_tanh_bwd_and_y, x, dy, n);
+      check_bwd_and_y(b, &K::gelu_erf, &K::gelu_erf_bwd, &K::gelu_erf_bwd_and_y, x, dy, n);
     }
     // Rows hold only ordinary values, because one NaN makes the whole row NaN.
     x.erase(x.begin(), x.begin() + 18);
