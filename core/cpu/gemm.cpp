@@ -4,11 +4,13 @@
 
 #include "weft/core/cpu/packed_product.h"
 #include "weft/core/cpu/simd.h"
+#include "weft/core/kernels/elementwise.h"
 #include "weft/core/parallel.h"
 
 namespace weft {
 namespace {
 
+using cpu::ceil_div;
 using cpu::Product;
 using cpu::ProductEngine;
 using cpu::ProductTiles;
@@ -21,38 +23,35 @@ std::int64_t widened(std::int64_t n) { return std::min(n, kWiden); }
 
 constexpr std::int64_t kRowBlock = 16;  // rows of one work item of the in-tree product
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-std::int64_t round_up(std::int64_t a, std::int64_t b) { return ceil_div(a, b) * b; }
-
 // Each tile of a product by oneDNN packs its part of both operands, so the fewest and squarest
 // tiles are fastest: one for each thread. In deterministic mode the size is fixed, since the bits
 // must not depend on the number of threads.
 template <class T, class Out>
-ProductTiles library_tiles(const Product<T, Out>& p) {
+ProductTiles library_tiles(const Product<T, Out>& p, std::int64_t threads) {
   if (cpu::needs_fixed_tiles()) return {256, 512};
   // For the library, rows of a cost more to pack than columns of b, unless b has to be transposed.
-  const auto packing = [&](const ProductTiles& t) {
+  return cpu::cheapest_tiles(p.m, p.n, threads, {16, 16}, [&](const ProductTiles& t) {
     return p.trans_b ? 2 * t.rows + 3 * t.columns : 2 * t.rows + t.columns;
-  };
-  const std::int64_t threads = detail::in_parallel() ? 1 : num_threads();
-  ProductTiles best{p.m, p.n};
-  for (std::int64_t down = 1; down <= threads; ++down) {
-    if (threads % down != 0) continue;
-    const ProductTiles t{round_up(ceil_div(p.m, down), 16),
-                         round_up(ceil_div(p.n, threads / down), 16)};
-    if (down == 1 || packing(t) < packing(best)) best = t;
-  }
-  return best;
+  });
 }
 
-// Tiles of each of `batch` products: whole ones when there is one for each thread.
+// Whether a product, as the gradient of a weight from many rows, is the sum of two: over the first
+// and over the second half of the rows. Each half of the threads then reads the rows that it wrote
+// in the ops before, not all rows, of which the other threads' come from other caches. The sums
+// must be small beside the operands. By shape alone: the bits do not depend on the threads.
+bool adds_halves(const GemmShape& g) {
+  constexpr std::int64_t kRows = 1024, kShare = 8;
+  return g.trans_a && !g.trans_b && g.batch.numel() == 1 && g.k >= kRows &&
+         g.m * g.n * kShare <= (g.m + g.n) * g.k;
+}
+
+// Tiles of each of `batch` products.
 template <class T, class Out>
 ProductTiles tiles_of(const Product<T, Out>& p, ProductEngine engine, std::int64_t batch) {
+  const std::int64_t threads = cpu::threads_for_each(batch);
   if constexpr (!kIsHalf<T>)
-    if (engine == ProductEngine::packed)
-      return batch >= num_threads() ? ProductTiles{p.m, p.n} : cpu::packed_tiles(p);
-  if (batch >= num_threads() && !cpu::needs_fixed_tiles()) return {p.m, p.n};
-  return library_tiles(p);
+    if (engine == ProductEngine::packed) return cpu::packed_tiles(p, threads);
+  return library_tiles(p, threads);
 }
 
 // Dot products on all threads, without packing or widening the weight.
@@ -114,6 +113,25 @@ Product<T, Out> product(const GemmShape& g, const T* a, const T* b, Out* c, std:
   return {a, b, c, g.m, g.n, g.k, g.lda, g.ldb, g.ldc, g.trans_a, g.trans_b, g.accumulate};
 }
 
+// `second`: m x n numbers for the sums of the second half.
+void product_in_halves(const Product<float>& p, const Tensor& second, const Tensor& out) {
+  const std::int64_t half = (p.k + 1) / 2;
+  const auto at = [&](std::int64_t i) {
+    Product<float> part = p;
+    part.k = i == 0 ? half : p.k - half;
+    if (i == 0) return part;
+    part.a += half * p.lda;
+    part.b += half * p.ldb;
+    part.c = second.data<float>();
+    part.ldc = p.n;
+    part.accumulate = false;
+    return part;
+  };
+  run_tiles<float, float>(2, at, cpu::engine_for<float>(p.m, p.n, half));
+  const Tensor sums = out.alias({p.m, p.n}, {p.ldc, 1}, 0);
+  cpu::binary(sums, second.alias({p.m, p.n}, {p.n, 1}, 0), BinaryOp::add, sums);
+}
+
 template <class From, class To>
 void convert_block(const From* x, std::int64_t ldx, std::int64_t rows, std::int64_t cols, To* y,
                    std::int64_t ldy) {
@@ -160,7 +178,9 @@ void widened_product(const Product<T, Out>& p, float* scratch) {
 }  // namespace
 
 std::int64_t gemm_scratch(const GemmShape& g, DType dtype, Device device) {
-  if (!is_half(dtype) || device.is_gpu()) return 0;
+  if (device.is_gpu()) return 0;
+  if (dtype == DType::f32) return adds_halves(g) ? g.m * g.n : 0;
+  if (!is_half(dtype)) return 0;
   if (dtype == DType::bf16 && cpu::multiplies_bf16()) return 0;
   const std::int64_t m = widened(g.m), n = widened(g.n), k = widened(g.k);
   return m * k + k * n + m * n;
@@ -187,6 +207,8 @@ void gemm(const Tensor& a, const Tensor& b, const GemmShape& g, const Tensor& sc
       out.dtype() == DType::f32 ? into(out.data<float>()) : into(out.data<T>());
     } else {
       T* pc = out.data<T>();
+      if constexpr (std::is_same_v<T, float>)
+        if (scratch.defined()) return product_in_halves(product(g, pa, pb, pc, 0), scratch, out);
       run<T>(batch, [&](std::int64_t i) { return product(g, pa, pb, pc, i); });
     }
   });

@@ -13,8 +13,6 @@ namespace {
 constexpr std::int64_t kTileRows = 256, kTileCols = 512;
 constexpr std::int64_t kRowStep = 16;  // pieces start at multiples of this row
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 template <class T, class Out>
 void run_piece(const Product<T, Out>& p, ProductEngine engine, std::int64_t begin,
                std::int64_t end) {

@@ -10,8 +10,6 @@
 namespace weft::cpu {
 namespace {
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 // The size of blocks that cut n evenly, at most `largest` and a multiple of `unit`.
 std::int64_t even_block(std::int64_t n, std::int64_t largest, std::int64_t unit) {
   const std::int64_t units = std::max(ceil_div(n, unit), std::int64_t{1});
@@ -90,25 +88,16 @@ PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, std::int64_t tile_r
 }
 
 ProductTiles packed_tiles(std::int64_t m, std::int64_t n, std::int64_t k, bool trans_a,
-                          bool trans_b, std::int64_t tile_rows, std::int64_t panel_columns) {
-  const std::int64_t threads = detail::in_parallel() ? 1 : num_threads();
+                          bool trans_b, ProductTiles unit, std::int64_t threads) {
   // Processor cycles for each k, about: sixteen multiply-adds a cycle, and what each tile packs or
   // reads again. A row costs some 150 cycles whatever k is.
   const double row =
       (trans_a ? 0.7 : 0.1) + 150.0 / static_cast<double>(std::max(k, std::int64_t{1}));
-  const auto cycles = [&](const ProductTiles& t) {
+  return cheapest_tiles(m, n, threads, unit, [&](const ProductTiles& t) {
     return 0.06 * static_cast<double>(t.rows * t.columns) +
            (trans_b ? 1.2 : 0.4) * static_cast<double>(t.columns) +
            row * static_cast<double>(t.rows);
-  };
-  ProductTiles best{m, n};
-  for (std::int64_t down = 1; down <= threads; ++down) {
-    if (threads % down != 0) continue;
-    const ProductTiles t{ceil_div(ceil_div(m, down), tile_rows) * tile_rows,
-                         ceil_div(ceil_div(n, threads / down), panel_columns) * panel_columns};
-    if (down == 1 || cycles(t) < cycles(best)) best = t;
-  }
-  return best;
+  });
 }
 
 }  // namespace weft::cpu

@@ -8,6 +8,8 @@
 
 namespace weft::cpu {
 
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
 /// This thread's memory for packed operands and attention's copies of rows, at least `bytes` (some
 /// MiB), kept until the thread ends and valid until the next call, which every packed_product()
 /// makes; null when the system has no memory left. It is not counted by memory_stats().
@@ -149,22 +151,48 @@ void product_part(const Product<T, Out>& p, ProductEngine engine) {
   }
 }
 
-/// The size of one part of a product for each thread.
+/// The size of the parts into which a product is cut.
 struct ProductTiles {
   std::int64_t rows, columns;
 };
+
+/// Of the tiles of which `threads` cover m x n, with whole multiples of `unit`, the one that
+/// cost(tile) says is cheapest.
+template <class Cost>
+ProductTiles cheapest_tiles(std::int64_t m, std::int64_t n, std::int64_t threads,
+                            const ProductTiles& unit, const Cost& cost) {
+  ProductTiles best{};
+  for (std::int64_t down = 1; down <= threads; ++down) {
+    if (threads % down != 0) continue;
+    const ProductTiles t{ceil_div(ceil_div(m, down), unit.rows) * unit.rows,
+                         ceil_div(ceil_div(n, threads / down), unit.columns) * unit.columns};
+    if (down == 1 || cost(t) < cost(best)) best = t;
+  }
+  return best;
+}
+
+/// The parts of a packed product for each thread, whole multiples of a panel product's `unit`.
 ProductTiles packed_tiles(std::int64_t m, std::int64_t n, std::int64_t k, bool trans_a,
-                          bool trans_b, std::int64_t tile_rows, std::int64_t panel_columns);
+                          bool trans_b, ProductTiles unit, std::int64_t threads);
 template <class T>
-ProductTiles packed_tiles(const Product<T>& p) {
+ProductTiles packed_tiles(const Product<T>& p, std::int64_t threads) {
   const PanelKernels<T>& kernels = simd().panels<T>();
-  return packed_tiles(p.m, p.n, p.k, p.trans_a, p.trans_b, kernels.rows, kernels.columns);
+  return packed_tiles(p.m, p.n, p.k, p.trans_a, p.trans_b, {kernels.rows, kernels.columns},
+                      threads);
+}
+
+/// How many threads share each of `batch` products that run at once: all of them, where the threads
+/// cannot be dealt out evenly.
+inline std::int64_t threads_for_each(std::int64_t batch) {
+  const std::int64_t threads = detail::in_parallel() ? 1 : num_threads();
+  if (batch >= threads) return 1;
+  return threads % batch == 0 ? threads / batch : threads;
 }
 
 /// packed_product() on all threads; after() is called on any of them.
 template <class T, class After>
 void parallel_product(const Product<T>& p, const T* bias, const After& after) {
-  const ProductTiles t = packed_tiles(p);
+  const ProductTiles t = packed_tiles(p, threads_for_each(1));
   const std::int64_t across = (p.n + t.columns - 1) / t.columns;
   const std::int64_t tiles = (p.m + t.rows - 1) / t.rows * across;
   parallel_for(tiles, p.work() / tiles, [&](std::int64_t begin, std::int64_t end) {

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <array>
 #include <filesystem>
 #include <thread>
 
@@ -207,6 +208,35 @@ TEST_CASE("matmul: deterministic results do not depend on the number of threads"
       CHECK(test::different_bits(matmul(a, b), y) == "");
       CHECK(test::different_bits(matmul(batch, b.t().contiguous().t()), yb) == "");
       CHECK(test::different_bits(matmul(b.t(), a.t()), yt) == "");
+    }
+  }
+}
+
+TEST_CASE("matmul: the gradient of a small weight adds the halves of many rows, in f32") {
+  // The same bits on any number of threads: those of two products and a sum.
+  const Threads restore;
+  set_deterministic(true);
+  for (const auto& [k, m, n] : {std::array{1025, 40, 33}, std::array{1024, 130, 64}}) {
+    const std::int64_t half = (k + 1) / 2;
+    const Tensor dy = test::random({k, m}, 1, DType::f32), x = test::random({k, n}, 2, DType::f32);
+    const Tensor before = test::random({m, n + 7}, 3, DType::f32);
+    const auto part = [&](std::int64_t begin, std::int64_t rows) {
+      return std::pair{dy.narrow(0, begin, rows).t(), x.narrow(0, begin, rows)};
+    };
+    const auto [dy0, x0] = part(0, half);
+    const auto [dy1, x1] = part(half, k - half);
+    for (const int threads : {1, 2, 3, 4}) {
+      CAPTURE(threads);
+      set_num_threads(threads);
+      const Tensor got = matmul(dy.t(), x);
+      CHECK(test::mismatch(got, by_definition(dy.t(), x), 1e-3) == "");
+      CHECK(test::different_bits(got, matmul(dy0, x0) + matmul(dy1, x1)) == "");
+      // Added to a block of a wider matrix.
+      const Tensor sums = before.clone(), want = before.clone();
+      gemm(dy.t(), x, sums.slice(1, 3, 3 + n), true);
+      gemm(dy0, x0, want.slice(1, 3, 3 + n), true);
+      want.slice(1, 3, 3 + n).add_(matmul(dy1, x1));
+      CHECK(test::different_bits(sums, want) == "");
     }
   }
 }

@@ -256,21 +256,18 @@ TEST_CASE("packed product: threads share a product by rows, by columns or by bot
     cpu::ProductTiles two, four;
   };
   const auto check = [](std::int64_t rows, std::int64_t columns, const std::vector<Cut>& cuts) {
-    const int threads = num_threads();
     for (const Cut& c : cuts)
       for (const int n : {1, 2, 4}) {
         CAPTURE(message("{} x {} x {}, transposed {} {}, tiles of {} x {}, {} threads", c.shape.m,
                         c.shape.n, c.shape.k, c.trans_a, c.trans_b, rows, columns, n));
-        set_num_threads(n);
-        const cpu::ProductTiles got =
-            cpu::packed_tiles(c.shape.m, c.shape.n, c.shape.k, c.trans_a, c.trans_b, rows, columns);
+        const cpu::ProductTiles got = cpu::packed_tiles(c.shape.m, c.shape.n, c.shape.k, c.trans_a,
+                                                        c.trans_b, {rows, columns}, n);
         const cpu::ProductTiles whole{(c.shape.m + rows - 1) / rows * rows,
                                       (c.shape.n + columns - 1) / columns * columns};
         const cpu::ProductTiles& want = n == 1 ? whole : n == 2 ? c.two : c.four;
         CHECK(got.rows == want.rows);
         CHECK(got.columns == want.columns);
       }
-    set_num_threads(threads);
   };
   check(12, 32,
         {// x w^T with short sums: by rows.
