@@ -36,19 +36,19 @@ ProductTiles library_tiles(const Product<T, Out>& p, std::int64_t threads) {
 }
 
 // Whether a product, as the gradient of a weight from many rows, is the sum of two: over the first
-// and over the second half of the rows. Each half of the threads then reads the rows that it wrote
-// in the ops before, not all rows, of which the other threads' come from other caches. The sums
-// must be small beside the operands. By shape alone: the bits do not depend on the threads.
+// and over the second half of the rows. Where the number of threads is even, each half of them then
+// reads the rows that it wrote in the ops before, not all rows, of which the others come from other
+// caches. The sums must be small beside the operands. The shape alone decides, not the number of
+// threads, on which the bits must not depend.
 bool adds_halves(const GemmShape& g) {
   constexpr std::int64_t kRows = 1024, kShare = 8;
   return g.trans_a && !g.trans_b && g.batch.numel() == 1 && g.k >= kRows &&
-         g.m * g.n * kShare <= (g.m + g.n) * g.k;
+         !cpu::is_small_product(g.m, g.n, g.k) && g.m * g.n * kShare <= (g.m + g.n) * g.k;
 }
 
-// Tiles of each of `batch` products.
+// Tiles for `threads` threads.
 template <class T, class Out>
-ProductTiles tiles_of(const Product<T, Out>& p, ProductEngine engine, std::int64_t batch) {
-  const std::int64_t threads = cpu::threads_for_each(batch);
+ProductTiles tiles_of(const Product<T, Out>& p, ProductEngine engine, std::int64_t threads) {
   if constexpr (!kIsHalf<T>)
     if (engine == ProductEngine::packed) return cpu::packed_tiles(p, threads);
   return library_tiles(p, threads);
@@ -61,11 +61,11 @@ void row_product(const Product<T, Out>& p) {
                [&](std::int64_t begin, std::int64_t end) { cpu::dot_products(p, begin, end); });
 }
 
-// `batch` products in tiles; at(i) returns the i-th.
+// `batch` products in tiles, each in those for `threads` threads; at(i) returns the i-th.
 template <class T, class Out, class At>
-void run_tiles(std::int64_t batch, const At& at, ProductEngine engine) {
+void run_tiles(std::int64_t batch, const At& at, ProductEngine engine, std::int64_t threads) {
   const Product<T, Out> first = at(0);
-  const ProductTiles t = tiles_of(first, engine, batch);
+  const ProductTiles t = tiles_of(first, engine, threads);
   const std::int64_t across = ceil_div(first.n, t.columns);
   const std::int64_t each = ceil_div(first.m, t.rows) * across;
   parallel_for(batch * each, first.work() / each, [&](std::int64_t begin, std::int64_t end) {
@@ -74,6 +74,13 @@ void run_tiles(std::int64_t batch, const At& at, ProductEngine engine) {
                                           t.rows, t.columns),
                         engine);
   });
+}
+
+// The same: whole products when there is one for each thread, else each cut for all of them.
+template <class T, class Out, class At>
+void run_tiles(std::int64_t batch, const At& at, ProductEngine engine) {
+  const std::int64_t threads = cpu::product_threads();
+  run_tiles<T, Out>(batch, at, engine, batch >= threads ? 1 : threads);
 }
 
 template <class T, class At>
@@ -127,7 +134,9 @@ void product_in_halves(const Product<float>& p, const Tensor& second, const Tens
     part.accumulate = false;
     return part;
   };
-  run_tiles<float, float>(2, at, cpu::engine_for<float>(p.m, p.n, half));
+  const std::int64_t threads = cpu::product_threads();
+  run_tiles<float, float>(2, at, cpu::engine_for<float>(p.m, p.n, half),
+                          threads % 2 == 0 ? threads / 2 : threads);
   const Tensor sums = out.alias({p.m, p.n}, {p.ldc, 1}, 0);
   cpu::binary(sums, second.alias({p.m, p.n}, {p.n, 1}, 0), BinaryOp::add, sums);
 }
@@ -208,7 +217,8 @@ void gemm(const Tensor& a, const Tensor& b, const GemmShape& g, const Tensor& sc
     } else {
       T* pc = out.data<T>();
       if constexpr (std::is_same_v<T, float>)
-        if (scratch.defined()) return product_in_halves(product(g, pa, pb, pc, 0), scratch, out);
+        if (scratch.defined() && adds_halves(g))
+          return product_in_halves(product(g, pa, pb, pc, 0), scratch, out);
       run<T>(batch, [&](std::int64_t i) { return product(g, pa, pb, pc, i); });
     }
   });

@@ -156,8 +156,8 @@ struct ProductTiles {
   std::int64_t rows, columns;
 };
 
-/// Of the tiles of which `threads` cover m x n, with whole multiples of `unit`, the one that
-/// cost(tile) says is cheapest.
+/// Cuts m x n into a grid of `threads` equal tiles, rounded up to multiples of `unit`, in the way
+/// whose tile has the lowest cost(tile).
 template <class Cost>
 ProductTiles cheapest_tiles(std::int64_t m, std::int64_t n, std::int64_t threads,
                             const ProductTiles& unit, const Cost& cost) {
@@ -181,20 +181,15 @@ ProductTiles packed_tiles(const Product<T>& p, std::int64_t threads) {
                       threads);
 }
 
-/// How many threads share each of `batch` products that run at once: all of them, where the threads
-/// cannot be dealt out evenly.
-inline std::int64_t threads_for_each(std::int64_t batch) {
-  const std::int64_t threads = detail::in_parallel() ? 1 : num_threads();
-  if (batch >= threads) return 1;
-  return threads % batch == 0 ? threads / batch : threads;
-}
+/// The threads that share a product: one inside a parallel loop.
+inline std::int64_t product_threads() { return detail::in_parallel() ? 1 : num_threads(); }
 
 /// packed_product() on all threads; after() is called on any of them.
 template <class T, class After>
 void parallel_product(const Product<T>& p, const T* bias, const After& after) {
-  const ProductTiles t = packed_tiles(p, threads_for_each(1));
-  const std::int64_t across = (p.n + t.columns - 1) / t.columns;
-  const std::int64_t tiles = (p.m + t.rows - 1) / t.rows * across;
+  const ProductTiles t = packed_tiles(p, product_threads());
+  const std::int64_t across = ceil_div(p.n, t.columns);
+  const std::int64_t tiles = ceil_div(p.m, t.rows) * across;
   parallel_for(tiles, p.work() / tiles, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t at = begin; at < end; ++at) {
       const std::int64_t i = at / across * t.rows, j = at % across * t.columns;

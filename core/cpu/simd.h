@@ -28,7 +28,8 @@ struct RowKernels {
   Map *exp, *log, *tanh, *erf, *sigmoid, *gelu_tanh, *gelu_erf, *silu;
   Map* sqrt_softplus;  // sqrt(log(1 + exp(x)))
   MapBwd *tanh_bwd, *sigmoid_bwd, *gelu_tanh_bwd, *gelu_erf_bwd, *silu_bwd;
-  /// Also y = gelu(x), for one exponential instead of two. dx may be dy, and y may be x.
+  /// Also y = gelu(x), with one exponential fewer than the two kernels and the bits of both. dx may
+  /// be dy, and y may be x.
   void (*gelu_tanh_bwd_and_y)(const T* x, const T* dy, T* dx, T* y, std::int64_t n);
   void (*gelu_erf_bwd_and_y)(const T* x, const T* dy, T* dx, T* y, std::int64_t n);
   Map *softmax, *log_softmax;

@@ -14,7 +14,8 @@ struct GemmShape {
 };
 
 /// f32, f64: the same dtype for all. bf16: out is bf16 or f32, sums are f32. `scratch` is f32 with
-/// gemm_scratch() elements; null for none. Without it an f32 product is one sum.
+/// gemm_scratch() elements; null for none. An f32 product that
+/// has it adds the sums over two halves of k.
 using GemmKernel = void(const Tensor& a, const Tensor& b, const GemmShape& shape,
                         const Tensor& scratch, const Tensor& out);
 

@@ -10,7 +10,7 @@ enum class ScaledKind : std::uint8_t { swiglu, gelu_tanh, gelu_erf };
 /// null scale is 1. rounded: of y.
 using ScaledActivationKernel = void(const Tensor& h, const Tensor& scale, ScaledKind kind,
                                     const Tensor& y, const RoundedRows& rounded);
-/// dscale has the shape and dtype of scale.
+/// dscale has the shape and dtype of scale. dh is not dy.
 using ScaledActivationBwdKernel = void(const Tensor& h, const Tensor& scale, const Tensor& dy,
                                        ScaledKind kind, const Tensor& dh, const Tensor& dscale);
 

@@ -168,8 +168,10 @@ void check_same_bits(const RowKernels<T>& a, const RowKernels<T>& b) {
         INFO("map_bwd ", index++);
         CHECK(same_bits(y1, y2));
       }
-      check_bwd_and_y(b, &K::gelu_tanh, &K::gelu_tanh_bwd, &K::gelu_tanh_bwd_and_y, x, dy, n);
-      check_bwd_and_y(b, &K::gelu_erf, &K::gelu_erf_bwd, &K::gelu_erf_bwd_and_y, x, dy, n);
+      for (const RowKernels<T>* k : {&a, &b}) {
+        check_bwd_and_y(*k, &K::gelu_tanh, &K::gelu_tanh_bwd, &K::gelu_tanh_bwd_and_y, x, dy, n);
+        check_bwd_and_y(*k, &K::gelu_erf, &K::gelu_erf_bwd, &K::gelu_erf_bwd_and_y, x, dy, n);
+      }
     }
     // Rows hold only ordinary values, because one NaN makes the whole row NaN.
     x.erase(x.begin(), x.begin() + 18);
