@@ -9,10 +9,28 @@
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
+#include "weft/core/parallel.h"
 #include "weft/core/random.h"
 #include "weft/core/tensor.h"
 
 namespace weft::test {
+
+/// Restores the number of threads and deterministic mode at the end of its scope, also after an
+/// exception.
+class RestoreThreads {
+ public:
+  RestoreThreads() = default;
+  explicit RestoreThreads(int n) { set_num_threads(n); }
+  ~RestoreThreads() {
+    set_num_threads(threads_);
+    set_deterministic(deterministic_);
+  }
+  RestoreThreads(const RestoreThreads&) = delete;
+
+ private:
+  int threads_ = num_threads();
+  bool deterministic_ = deterministic();
+};
 
 /// Normal random numbers that depend only on the seed. Integer dtypes get 0 .. 9.
 inline Tensor random(const Shape& shape, std::uint64_t seed = 1, DType dtype = DType::f64) {

@@ -432,7 +432,7 @@ TEST_CASE("attention: gradients over several blocks of queries and keys") {
 TEST_CASE("attention: copies of a head's rows change no bit") {
   // On one thread a head's 290 queries are one range, with copies on every processor. The last 98
   // alone are too few for copies anywhere, and their blocks begin where they did.
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   set_num_threads(1);
   TensorList all = inputs({2, 290, 290, 4, 2, 32}, DType::f32);
   all[2] = test::random({2, 290, 2, 24}, 3, DType::f32);
@@ -446,7 +446,6 @@ TEST_CASE("attention: copies of a head's rows change no bit") {
   const TensorList got = gradients(some, o, last(dy)), want = gradients(all, o, dy);
   CHECK(test::different_bits(got[0], last(want[0])) == "");
   for (int i : {1, 2}) CHECK(test::different_bits(got[i], want[i]) == "");
-  set_num_threads(threads);
 }
 
 TEST_CASE("attention: gradients in f32 and bf16 agree with f64") {
@@ -634,7 +633,7 @@ TEST_CASE("attention: memory grows linearly with T") {
 }
 
 TEST_CASE("attention: bits do not depend on the number of threads") {
-  const int before = num_threads();
+  const test::RestoreThreads restore;
   const TensorList in = inputs({2, 290, 290, 4, 2, 32}, DType::f32);
   const Tensor dy = test::random({2, 290, 4, 32}, 9, DType::f32);
   const AttentionOptions o{.causal = true};
@@ -647,7 +646,6 @@ TEST_CASE("attention: bits do not depend on the number of threads") {
     const TensorList h = gradients(in, o, dy);
     for (int i = 0; i < 3; ++i) CHECK(test::different_bits(g[i], h[i]) == "");
   }
-  set_num_threads(before);
 }
 
 TEST_CASE("attention: meta operands give shape and dtype") {

@@ -135,7 +135,7 @@ TEST_CASE("causal_conv1d: the gradient of x does not depend on the weight requir
 }
 
 TEST_CASE("causal_conv1d: f32 and bf16 agree with f64 and the number of threads changes no bit") {
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   for (const DType t : {DType::f32, DType::bf16, DType::f16})
     for (const Case& c : kCases) {
       CAPTURE(to_string(c.x));
@@ -153,7 +153,6 @@ TEST_CASE("causal_conv1d: f32 and bf16 agree with f64 and the number of threads 
   const TensorList one = run(in, dy, {.silu = true});
   set_num_threads(3);
   const TensorList three = run(in, dy, {.silu = true});
-  set_num_threads(threads);
   for (int i = 0; i < 3; ++i) CHECK(different_bits(one[i], three[i]) == "");
 }
 

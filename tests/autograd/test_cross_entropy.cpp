@@ -162,7 +162,7 @@ TEST_CASE("cross_entropy: the number of threads changes no bit") {
   const Tensor x = test::random({33, 3000}, 15, DType::f32);
   std::vector<std::int64_t> t;
   for (int r = 0; r < 33; ++r) t.push_back(r % 5 ? r * 17 : -100);
-  const int before = num_threads();
+  const test::RestoreThreads restore;
   set_num_threads(1);
   const Result one = run(x, ids(t, {33}), {.label_smoothing = 0.1});
   for (const int threads : {2, 3}) {
@@ -171,7 +171,6 @@ TEST_CASE("cross_entropy: the number of threads changes no bit") {
     CHECK(test::different_bits(many.loss, one.loss) == "");
     CHECK(test::different_bits(many.grad, one.grad) == "");
   }
-  set_num_threads(before);
 }
 
 TEST_CASE("cross_entropy: every instruction set gives the same bits") {

@@ -107,14 +107,13 @@ TEST_CASE("dropout: the rate is p within 5 sigma and keys differ") {
 TEST_CASE("dropout: the number of threads changes no bit") {
   const Tensor x = test::random({50001}, 5, DType::f32);
   const RandomKey key{13, 14, 2};
-  const int before = num_threads();
+  const test::RestoreThreads restore;
   set_num_threads(1);
   const Tensor one = dropout(x, 0.2, key);
   for (const int threads : {2, 5}) {
     set_num_threads(threads);
     CHECK(different_bits(dropout(x, 0.2, key), one) == "");
   }
-  set_num_threads(before);
 }
 
 TEST_CASE("dropout: gradcheck of first and second order") {

@@ -425,12 +425,11 @@ TEST_CASE("elementwise: in-place updates") {
 
 TEST_CASE("elementwise: any number of threads gives the same bits") {
   const Tensor a = test::random({300, 257}, 1, DType::f32), b = test::random({257}, 2, DType::f32);
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   set_num_threads(1);
   const Tensor one = gelu(a * b), turned = (a.t() + 1).clone();
   set_num_threads(4);
   const Tensor four = gelu(a * b), turned4 = (a.t() + 1).clone();
-  set_num_threads(threads);
   CHECK(test::different_bits(one, four) == "");
   CHECK(test::different_bits(turned, turned4) == "");
 }

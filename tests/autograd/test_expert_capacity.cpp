@@ -155,12 +155,11 @@ TEST_CASE("expert_capacity: zero tokens, threads and meta device") {
   const Routing some = route(random({6, 4}), {}, o, Tensor::ones({6}, DType::boolean));
   CHECK(max(limit_capacity_factor(some, 4, 1).experts).item_int() == -1);
   const Routing r = route(random({4000, 16}, 3, DType::f32), {}, o);
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   set_num_threads(1);
   const Routing one = limit_capacity(r, 16, 300);
   set_num_threads(3);
   const Routing three = limit_capacity(r, 16, 300);
-  set_num_threads(threads);
   CHECK(different_bits(one.probs, three.probs) == "");
   CHECK(different_bits(one.experts, three.experts) == "");
 }

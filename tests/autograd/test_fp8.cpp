@@ -199,7 +199,7 @@ TEST_CASE("fp8: the largest magnitude with NaN, infinity and without elements, f
     cpu::fp8_amax(x, {.each = x.dim(0)}, false, out);
     return out.item<float>();
   };
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   for (const DType t : {DType::f32, DType::bf16})
     each_isa([&] {
       for (const int n : {1, 3}) {
@@ -214,7 +214,6 @@ TEST_CASE("fp8: the largest magnitude with NaN, infinity and without elements, f
         CHECK(amax(Tensor::empty({0, 7}, t)) == 0);
       }
     });
-  set_num_threads(threads);
 }
 
 TEST_CASE("fp8: an infinite or NaN element stays visible, and the others keep their values") {

@@ -202,12 +202,11 @@ TEST_CASE("gated_delta: bf16, threads, zero tokens and meta device") {
   TensorList wide;
   for (const Tensor& x : in) wide.push_back(x.to(DType::f64));
   const TensorList want = run(&gated_delta, wide, dy.to(DType::f64), dstate.to(DType::f64));
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   set_num_threads(1);
   const TensorList one = run(&gated_delta, in, dy, dstate);
   set_num_threads(3);
   const TensorList three = run(&gated_delta, in, dy, dstate);
-  set_num_threads(threads);
   for (int i = 0; i < 8; ++i) {
     CHECK(mismatch(one[i], want[i], test::tolerance(DType::bf16)) == "");
     CHECK(different_bits(one[i], three[i]) == "");

@@ -167,7 +167,7 @@ TEST_CASE("grouped_linear: gradients are added to main_grad and empty groups lea
 }
 
 TEST_CASE("grouped_linear: deterministic mode gives the same bits for any number of threads") {
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   set_deterministic(true);
   for (const DType t : {DType::f32, DType::f64}) {
     const Case c{{300, 0, 17, 520}, 70, 600};
@@ -183,8 +183,6 @@ TEST_CASE("grouped_linear: deterministic mode gives the same bits for any number
       for (int i = 0; i < one.size(); ++i) CHECK(different_bits(more[i], one[i]) == "");
     }
   }
-  set_deterministic(false);
-  set_num_threads(threads);
 }
 
 TEST_CASE("grouped_linear: meta gives the same shape") {

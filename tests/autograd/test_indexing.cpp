@@ -158,7 +158,7 @@ TEST_CASE("indexing: gradients of empty inputs and of an input used twice") {
 }
 
 TEST_CASE("indexing: the number of threads changes no bit of a table's gradient") {
-  const int before = num_threads();
+  const test::RestoreThreads restore;
   // Long rows are split into columns, short rows are assigned whole; half of the ids are equal.
   for (const Shape& table : {Shape{256, 200}, Shape{5000, 8}, Shape{3000, 1}}) {
     const Tensor ids = cat({random_ids({6000}, table[0]), Tensor::full({6000}, 7, DType::i64)});
@@ -183,11 +183,10 @@ TEST_CASE("indexing: the number of threads changes no bit of a table's gradient"
       CHECK(different_bits(gradient(), one) == "");
     }
   }
-  set_num_threads(before);
 }
 
 TEST_CASE("indexing: index_add backward with an outer axis and any number of threads") {
-  const int before = num_threads();
+  const test::RestoreThreads restore;
   const Tensor ids = random_ids({300}, 50);
   const auto gradient = [&](std::int64_t inner) {
     Tensor x = Tensor::zeros({8, 50, inner});
@@ -208,7 +207,6 @@ TEST_CASE("indexing: index_add backward with an outer axis and any number of thr
     index_select(x, 0, ids).backward(random({8, 300, inner}, 5, DType::f32).select(0, 5));
     CHECK(different_bits(x.grad(), by_outer) == "");
   }
-  set_num_threads(before);
 }
 
 TEST_CASE("indexing: f32 and bf16 agree with f64") {
@@ -287,7 +285,7 @@ TEST_CASE("indexing: errors are thrown before anything is written") {
 }
 
 TEST_CASE("indexing: the error names the first bad id for any number of threads") {
-  const int before = num_threads();
+  const test::RestoreThreads restore;
   const Tensor ids = Tensor::zeros({200'000}, DType::i64);
   ids.narrow(0, 70'001, 100'000).fill_(99);
   ids.narrow(0, 70'000, 1).fill_(55);
@@ -297,7 +295,6 @@ TEST_CASE("indexing: the error names the first bad id for any number of threads"
             embedding(Tensor::zeros({10, 1}), ids);
           }) == "embedding: ids must be in [0, 10), got 55");
   }
-  set_num_threads(before);
 }
 
 TEST_CASE("indexing: backward refuses indices changed after the forward") {

@@ -129,7 +129,7 @@ TEST_CASE("layer_norm_residual: gradients through either output or both") {
 }
 
 TEST_CASE("layer_norm: the number of threads changes no bit and meta gives the same shapes") {
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   const Shape s{1111, 65}, row{65};
   const TensorList in{random(s, 1, DType::f32), random(s, 2, DType::f32),
                       random(row, 3, DType::f32), random(row, 4, DType::f32)};
@@ -138,7 +138,6 @@ TEST_CASE("layer_norm: the number of threads changes no bit and meta gives the s
   const TensorList one = run(in, dy, dsum);
   set_num_threads(3);
   const TensorList three = run(in, dy, dsum);
-  set_num_threads(threads);
   for (int i = 0; i < 6; ++i) CHECK(different_bits(one[i], three[i]) == "");
 
   const Tensor x = Tensor::empty({2, 3}, DType::bf16, kMeta);

@@ -49,7 +49,6 @@ TEST_CASE("linear: agrees with matmul and add in f64") {
 }
 
 TEST_CASE("linear: narrow f32 rows, where one kernel computes product and bias") {
-  const int threads = num_threads();
   for (const std::int64_t m : {63, 64, 131, 512})
     for (const std::int64_t n : {1, 16, 31, 70})
       for (const std::int64_t k : {1, 3, 130, 256, 257}) {
@@ -65,10 +64,9 @@ TEST_CASE("linear: narrow f32 rows, where one kernel computes product and bias")
         // Without AVX2 in our kernels oneDNN multiplies, cut by the number of threads.
         const bool same = k <= 256 && m >= 64 && simd().panels<float>().fast;
         for (const int t : {1, 2, 4}) {
-          set_num_threads(t);
+          const test::RestoreThreads restore(t);
           if (same || fuses_bias(x, w, y)) CHECK(test::mismatch(linear(x, w, b), y, 0) == "");
         }
-        set_num_threads(threads);
       }
 }
 

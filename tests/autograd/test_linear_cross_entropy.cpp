@@ -290,7 +290,7 @@ TEST_CASE("linear_cross_entropy: the number of threads changes no bit") {
   std::vector<std::int64_t> targets;
   for (int r = 0; r < 33; ++r) targets.push_back(r % 5 ? r * 17 : -100);
   const Tensor t = ids(targets, {33});
-  const int before = num_threads();
+  const test::RestoreThreads restore;
   set_deterministic(true);
   const auto run_with = [&](int threads) {
     set_num_threads(threads);
@@ -305,8 +305,6 @@ TEST_CASE("linear_cross_entropy: the number of threads changes no bit") {
     CHECK(different_bits(many.dx, one.dx) == "");
     CHECK(different_bits(many.dw, one.dw) == "");
   }
-  set_deterministic(false);
-  set_num_threads(before);
 }
 
 TEST_CASE("linear_cross_entropy: meta gives the shape, the dtype and the bytes of a real step") {

@@ -31,15 +31,6 @@ Tensor by_definition(const Tensor& a, const Tensor& b) {
 
 Tensor op(const TensorList& in) { return matmul(in[0], in[1]); }
 
-struct Threads {
-  int before = num_threads();
-  bool fixed = deterministic();
-  ~Threads() {
-    set_num_threads(before);
-    set_deterministic(fixed);
-  }
-};
-
 // One number, a row, a column, odd sizes, few long rows, larger than every block, no rows, no
 // columns, no depth.
 const std::int64_t kSizes[][3] = {
@@ -191,7 +182,7 @@ TEST_CASE("matmul: meta operands give shape and dtype") {
 }
 
 TEST_CASE("matmul: deterministic results do not depend on the number of threads") {
-  const Threads restore;
+  const test::RestoreThreads restore;
   set_deterministic(true);
   for (DType t : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     const bool wide = t == DType::f32;
@@ -213,7 +204,7 @@ TEST_CASE("matmul: deterministic results do not depend on the number of threads"
 
 TEST_CASE("matmul: the gradient of a small weight adds the halves of many rows, in f32") {
   // The same bits on any number of threads: those of two products and a sum.
-  const Threads restore;
+  const test::RestoreThreads restore;
   set_deterministic(true);
   struct Case {
     std::int64_t k, m, n;
@@ -249,7 +240,7 @@ TEST_CASE("matmul: the gradient of a small weight adds the halves of many rows, 
 }
 
 TEST_CASE("matmul: set_num_threads also limits products on other threads") {
-  const Threads restore;
+  const test::RestoreThreads restore;
   set_num_threads(1);
   const auto threads_of_process = [] {
     const std::filesystem::directory_iterator tasks("/proc/self/task");

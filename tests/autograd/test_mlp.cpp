@@ -133,7 +133,7 @@ TEST_CASE("mlp: strided operands and one operand used twice") {
 }
 
 TEST_CASE("mlp: the number of threads and recomputing change no bit") {
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   set_deterministic(true);
   for (const Activation a : kAll)
     for (const Case& c : kLarge) {
@@ -148,8 +148,6 @@ TEST_CASE("mlp: the number of threads and recomputing change no bit") {
           for (int i = 0; i < got.size(); ++i) CHECK(test::different_bits(got[i], want[i]) == "");
         }
     }
-  set_deterministic(false);
-  set_num_threads(threads);
 }
 
 TEST_CASE("mlp: only the required gradients are computed") {

@@ -223,7 +223,6 @@ TEST_CASE("recurrent: a frozen weight changes no other gradient") {
 }
 
 TEST_CASE("recurrent: f32 and bf16 agree with f64 and the number of threads changes no bit") {
-  const int threads = num_threads();
   for (const std::int64_t gates : {3, 4}) {
     for (const DType t : {DType::f32, DType::bf16, DType::f16})
       for (const Case& c : kCases) {
@@ -240,15 +239,13 @@ TEST_CASE("recurrent: f32 and bf16 agree with f64 and the number of threads chan
       }
     for (const DType t : {DType::f32, DType::f64}) {
       const TensorList in = operands({37, 12, 70}, gates, t);
+      const test::RestoreThreads restore(1);
       set_deterministic(true);  // of the product for the gradient of the weight
-      set_num_threads(1);
       const TensorList one = run(gates, in);
       for (const int n : {2, 4}) {
         set_num_threads(n);
         CHECK(different(run(gates, in), one) == "");
       }
-      set_deterministic(false);
-      set_num_threads(threads);
     }
   }
 }

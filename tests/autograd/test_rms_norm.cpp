@@ -113,7 +113,7 @@ TEST_CASE("rms_norm_residual: gradients through either output or both") {
 }
 
 TEST_CASE("rms_norm: the number of threads changes no bit and meta gives the same shapes") {
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   const Shape s{1111, 65}, row{65};
   const TensorList in{random(s, 1, DType::f32), random(s, 2, DType::f32),
                       random(row, 3, DType::f32)};
@@ -122,7 +122,6 @@ TEST_CASE("rms_norm: the number of threads changes no bit and meta gives the sam
   const TensorList one = run(in, dy, dsum);
   set_num_threads(3);
   const TensorList three = run(in, dy, dsum);
-  set_num_threads(threads);
   for (int i = 0; i < 5; ++i) CHECK(different_bits(one[i], three[i]) == "");
 
   const Tensor x = Tensor::empty({2, 3}, DType::bf16, kMeta);

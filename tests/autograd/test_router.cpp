@@ -247,14 +247,13 @@ TEST_CASE("router: the bias affects the choice but not the probabilities") {
 }
 
 TEST_CASE("router: the number of threads changes no bit and meta gives the same shapes") {
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   const RouterOptions o{.topk = 3, .score = RouterScore::sqrt_softplus};
   const Tensor x = random({3000, 33}, 1, DType::f32);
   set_num_threads(1);
   const Routing one = route(x, {}, o);
   set_num_threads(3);
   const Routing three = route(x, {}, o);
-  set_num_threads(threads);
   CHECK(different_bits(one.probs, three.probs) == "");
   CHECK(different_bits(one.experts, three.experts) == "");
 

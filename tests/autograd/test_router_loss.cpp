@@ -265,7 +265,7 @@ TEST_CASE("router_loss: counts skip dropped slots and are kept per sequence") {
 }
 
 TEST_CASE("router_loss: the number of threads changes no bit and meta gives the same shapes") {
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   const Tensor x = random({3000, 33}, 1, DType::f32);
   const auto f = [](const Tensor& v) {
     return add(aux(v, 2, 1, {}, RouterScore::sigmoid, 3), z_loss(v, 1));
@@ -274,7 +274,6 @@ TEST_CASE("router_loss: the number of threads changes no bit and meta gives the 
   const Tensor one = f(x), g1 = gradient(f, x);
   set_num_threads(3);
   const Tensor three = f(x), g3 = gradient(f, x);
-  set_num_threads(threads);
   CHECK(different_bits(one, three) == "");
   CHECK(different_bits(g1, g3) == "");
   const Tensor meta = f(Tensor::empty({6, 8}, DType::bf16, kMeta));

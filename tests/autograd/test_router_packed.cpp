@@ -127,12 +127,11 @@ TEST_CASE("router_packed: sequences of equal length give the bits of the unpacke
       return packed_loss(v, score, {}, {0, 14, 28, 42});
     });
     for (int i = 0; i < 2; ++i) CHECK(different_bits(got[i], want[i]) == "");
-    const int threads = num_threads();
+    const test::RestoreThreads restore;
     set_num_threads(3);
     const Tensor three = packed_loss(x, score, {}, {0, 1, 30, 42});
     set_num_threads(1);
     CHECK(different_bits(packed_loss(x, score, {}, {0, 1, 30, 42}), three) == "");
-    set_num_threads(threads);
   }
 }
 

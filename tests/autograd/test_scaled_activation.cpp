@@ -101,13 +101,12 @@ TEST_CASE("scaled_activation: a padding row gives 0 and gradients of 0") {
 }
 
 TEST_CASE("scaled_activation: the number of threads changes no bit and meta gives the same shape") {
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   const Tensor h = random({61, 1034}, 3, DType::f32), p = random({61}, 4, DType::f32);
   set_num_threads(1);
   const Tensor one = scaled_swiglu(h, p);
   set_num_threads(3);
   CHECK(different_bits(scaled_swiglu(h, p), one) == "");
-  set_num_threads(threads);
   const Tensor meta = Tensor::empty({2, 6}, DType::bf16, kMeta);
   const Tensor mp = Tensor::empty({2}, DType::f32, kMeta);
   CHECK(scaled_swiglu(meta, mp).shape() == Shape{2, 3});

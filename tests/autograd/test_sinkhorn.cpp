@@ -69,12 +69,11 @@ TEST_CASE("sinkhorn: padding, narrow logits, zero tokens, threads and meta devic
   CHECK(sinkhorn(Tensor::zeros({0, 4})).shape() == Shape{0, 4});
   CHECK(sinkhorn(Tensor::zeros({3, 4}, DType::bf16, kMeta)).dtype() == DType::f32);
   const Tensor big = random({999, 33}, 5, DType::f32);
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   set_num_threads(1);
   const Tensor one = sinkhorn(big);
   set_num_threads(3);
   const Tensor three = sinkhorn(big);
-  set_num_threads(threads);
   CHECK(different_bits(one, three) == "");
 }
 

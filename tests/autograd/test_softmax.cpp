@@ -105,14 +105,13 @@ TEST_CASE("softmax: a NaN affects only its own row") {
 }
 
 TEST_CASE("softmax: the number of threads changes no bit and meta gives the same shape") {
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   const Tensor x = random({61, 1033}, 3, DType::f32);
   set_num_threads(1);
   const Tensor one = softmax(x), log_one = log_softmax(x);
   set_num_threads(3);
   CHECK(different_bits(softmax(x), one) == "");
   CHECK(different_bits(log_softmax(x), log_one) == "");
-  set_num_threads(threads);
   const Tensor meta = softmax(Tensor::empty({2, 3}, DType::bf16, kMeta), 0);
   CHECK(meta.shape() == Shape{2, 3});
   CHECK(meta.dtype() == DType::bf16);

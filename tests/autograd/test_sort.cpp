@@ -94,14 +94,13 @@ TEST_CASE("sort: rows along any axis, empty axes and axes of length one") {
 }
 
 TEST_CASE("sort: the number of threads changes nothing") {
-  const int before = num_threads();
+  const test::RestoreThreads restore;
   const Tensor x = random({60, 500}, 2, DType::f32);
   set_num_threads(1);
   const Tensor sorted = sort(x).indices, top = topk(x, 9).indices;
   set_num_threads(3);
   CHECK(different_bits(sort(x).indices, sorted) == "");
   CHECK(different_bits(topk(x, 9).indices, top) == "");
-  set_num_threads(before);
 }
 
 TEST_CASE("sort: first and second gradients go to the sources of the values") {

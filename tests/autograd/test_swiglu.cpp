@@ -69,13 +69,12 @@ TEST_CASE("swiglu: gradients of strided and repeated inputs match finite differe
 }
 
 TEST_CASE("swiglu: the number of threads changes no bit and meta gives the same shape") {
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   const Tensor x = random({61, 1034}, 3, DType::f32);
   set_num_threads(1);
   const Tensor one = swiglu(x);
   set_num_threads(3);
   CHECK(different_bits(swiglu(x), one) == "");
-  set_num_threads(threads);
   const Tensor meta = Tensor::empty({2, 6}, DType::bf16, kMeta);
   CHECK(swiglu(meta).shape() == Shape{2, 3});
   CHECK(swiglu(meta, meta).shape() == Shape{2, 6});

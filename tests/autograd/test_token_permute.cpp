@@ -228,7 +228,7 @@ TEST_CASE("combine_tokens: is the transpose of permute_tokens") {
 }
 
 TEST_CASE("token_permute: the number of threads changes no bit and meta assumes an even load") {
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   const Tensor experts = some_experts(700, 2, 8), x = random({700, 130}, 1, DType::f32);
   const auto run = [&] {
     const ExpertRows rows = sort_by_expert(experts, 8);
@@ -238,7 +238,6 @@ TEST_CASE("token_permute: the number of threads changes no bit and meta assumes 
   const Tensor one = run();
   set_num_threads(3);
   CHECK(different_bits(run(), one) == "");
-  set_num_threads(threads);
 
   const Tensor meta = Tensor::empty({7, 2}, DType::i64, kMeta);
   const ExpertRows even = sort_by_expert(meta, 4), full = sort_by_expert(meta, 4, {.capacity = 5});

@@ -18,16 +18,11 @@ namespace {
 // Restores the engine and the settings of the process.
 class Restore {
  public:
-  ~Restore() {
-    cpu::set_gemm_engine(library_ ? "onednn" : "weft");
-    set_deterministic(deterministic_);
-    set_num_threads(threads_);
-  }
+  ~Restore() { cpu::set_gemm_engine(library_ ? "onednn" : "weft"); }
 
  private:
   bool library_ = cpu::gemm_engine() == cpu::ProductEngine::library;
-  bool deterministic_ = deterministic();
-  int threads_ = num_threads();
+  test::RestoreThreads threads_;
 };
 
 // Both ways to compute bf16 products, where this build and processor have them.

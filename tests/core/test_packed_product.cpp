@@ -142,7 +142,6 @@ std::vector<T> in_blocks(const Case<T>& c, const cpu::PackedBlocks& block) {
 
 template <class T>
 void bits_depend_on_nothing_else(const Shape3& shape) {
-  const int threads = num_threads();
   const std::string best = simd().name;
   each_case<T>(shape, [&](const Case<T>& c) {
     std::vector<T> first;
@@ -162,12 +161,11 @@ void bits_depend_on_nothing_else(const Shape3& shape) {
       CHECK(same(in_blocks(c, {kernels.rows, kernels.columns, 4}), first));
       CHECK(same(in_blocks(c, {2 * kernels.rows, 2 * kernels.columns, 36}), first));
       for (const int n : {1, 2, 3, 7}) {
-        set_num_threads(n);
+        const test::RestoreThreads restore(n);
         std::vector<T> shared = c.before;
         cpu::parallel_product(c.into(shared), c.bias_or_null(), [](auto...) {});
         CHECK(same(shared, first));
       }
-      set_num_threads(threads);
     }
     set_simd(best.c_str());
   });

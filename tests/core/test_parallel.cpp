@@ -47,12 +47,6 @@ namespace {
 
 constexpr std::int64_t kHeavy = 1 << 20;  // enough work for threads even with two items
 
-struct Threads {
-  explicit Threads(int n) : before(num_threads()) { set_num_threads(n); }
-  ~Threads() { set_num_threads(before); }
-  int before;
-};
-
 }  // namespace
 
 TEST_CASE("parallel: every index runs once in contiguous ranges") {
@@ -61,7 +55,7 @@ TEST_CASE("parallel: every index runs once in contiguous ranges") {
       for (const std::int64_t work : {std::int64_t{1}, kHeavy}) {
         CAPTURE(threads);
         CAPTURE(n);
-        const Threads scope(threads);
+        const test::RestoreThreads scope(threads);
         const auto seen = std::make_unique<std::atomic<int>[]>(static_cast<std::size_t>(n) + 1);
         std::atomic<int> calls{0}, wrong{0};
         parallel_for(n, work, [&](std::int64_t begin, std::int64_t end) {
@@ -82,7 +76,7 @@ TEST_CASE("parallel: every index runs once in contiguous ranges") {
 }
 
 TEST_CASE("parallel: heavy work runs on several threads") {
-  const Threads scope(3);
+  const test::RestoreThreads scope(3);
   std::atomic<int> there{0};
   std::mutex mutex;
   std::set<std::thread::id> who;
@@ -98,7 +92,7 @@ TEST_CASE("parallel: heavy work runs on several threads") {
 }
 
 TEST_CASE("parallel: a delayed thread delays only its own range") {
-  const Threads scope(2);
+  const test::RestoreThreads scope(2);
   std::atomic<std::int64_t> done{0};
   parallel_for(64, kHeavy, [&](std::int64_t begin, std::int64_t end) {
     // The thread with the first index waits until the other thread has done all the rest.
@@ -112,7 +106,7 @@ TEST_CASE("parallel: a delayed thread delays only its own range") {
 }
 
 TEST_CASE("parallel: a nested loop runs on its own thread") {
-  const Threads scope(3);
+  const test::RestoreThreads scope(3);
   std::atomic<int> inner_calls{0}, elsewhere{0};
   parallel_for(3, kHeavy, [&](std::int64_t, std::int64_t) {
     const auto me = std::this_thread::get_id();
@@ -130,7 +124,7 @@ TEST_CASE("parallel: a nested loop runs on its own thread") {
 }
 
 TEST_CASE("parallel: several threads may run loops at once") {
-  const Threads scope(2);
+  const test::RestoreThreads scope(2);
   std::atomic<std::int64_t> total{0};
   std::vector<std::thread> threads;
   for (int k = 0; k < 3; ++k)
@@ -144,7 +138,7 @@ TEST_CASE("parallel: several threads may run loops at once") {
 }
 
 TEST_CASE("parallel: threads with a ThreadLimit run loops concurrently on their own workers") {
-  const Threads scope(7);
+  const test::RestoreThreads scope(7);
   std::atomic<int> there{0}, counts_right{0};
   const auto rank = [&] {
     const ThreadLimit share(2);
@@ -176,7 +170,7 @@ TEST_CASE("parallel: threads with a ThreadLimit run loops concurrently on their 
 TEST_CASE("parallel: num_threads, set_num_threads and set_default_threads") {
   CHECK(num_threads() >= 1);
   {
-    const Threads scope(5);
+    const test::RestoreThreads scope(5);
     CHECK(num_threads() == 5);
     set_default_threads(3);
     CHECK(num_threads() == 5);
@@ -192,7 +186,7 @@ TEST_CASE("parallel: num_threads, set_num_threads and set_default_threads") {
 }
 
 TEST_CASE("parallel: workers do not block synchronous signals or a profiler's") {
-  const Threads scope(3);
+  const test::RestoreThreads scope(3);
   std::atomic<int> there{0}, wrong{0};
   const std::thread::id here = std::this_thread::get_id();
   parallel_for(3, kHeavy, [&](std::int64_t, std::int64_t) {
@@ -268,7 +262,7 @@ TEST_CASE("parallel: a child of fork() runs its loops alone and waits for no wor
   // threads often hold the locks of the spare pools, of the large-block cache and of the seed. Not
   // with AddressSanitizer: a child of fork() waits for ever for a lock of the sanitizer's own heap
   // that another thread held.
-  const Threads scope(32);
+  const test::RestoreThreads scope(32);
   std::atomic<bool> stop{false};
   std::vector<std::thread> others;
   const auto repeat = [&](auto f) {

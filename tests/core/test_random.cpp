@@ -106,7 +106,7 @@ TEST_CASE("random: seeds and streams give different numbers") {
 }
 
 TEST_CASE("random: the number of threads changes nothing") {
-  const int before = num_threads();
+  const test::RestoreThreads restore;
   for (const Draw& draw : {kUniform, kNormal, kTruncated, kBernoulli}) {
     set_num_threads(1);
     const std::vector<double> one = drawn(draw, 100'003);
@@ -115,7 +115,6 @@ TEST_CASE("random: the number of threads changes nothing") {
     set_num_threads(4);
     CHECK(drawn(draw, 100'003) == one);
   }
-  set_num_threads(before);
 }
 
 TEST_CASE("random: uniform has the moments and bounds of a uniform distribution") {

@@ -158,7 +158,7 @@ TEST_CASE("remainder: every instruction set has the bits of the scalar rule in t
 }
 
 TEST_CASE("remainder: tensors of several chunks and any number of threads") {
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   for (const std::int64_t n : {0, 1, 4096, 3 * 4096 + 11}) {
     const Tensor x = test::random({n}, 3, DType::f32);
     for (const int t : {1, 3}) {
@@ -172,7 +172,6 @@ TEST_CASE("remainder: tensors of several chunks and any number of threads") {
       CHECK(test::mismatch(upper.to(DType::f32), x, 1.0 / 256) == "");
     }
   }
-  set_num_threads(threads);
 }
 
 }  // namespace weft::remainder_test

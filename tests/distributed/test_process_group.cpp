@@ -20,12 +20,6 @@ namespace {
 
 constexpr int kRows = 48, kWidth = 64;
 
-struct Threads {
-  explicit Threads(int n) : before(num_threads()) { set_num_threads(n); }
-  ~Threads() { set_num_threads(before); }
-  int before;
-};
-
 /// Three steps of gradient descent on sum((dropout(tanh(x w)) - 1)^2) over these rows of the batch.
 /// `reduce` sums the gradient over all rows.
 template <class F>
@@ -54,7 +48,7 @@ TEST_CASE("conformance") {
 }
 
 TEST_CASE("ranks: training side by side with separate tapes equals one rank") {
-  const Threads threads(4);
+  const test::RestoreThreads threads(4);
   const Tensor want = train(0, kRows, [](const Tensor&) {});
   test::distributed_test({1, 2, 3, 4}, [&](World& w) {
     const std::int64_t rows = kRows / w.size();
@@ -76,7 +70,7 @@ TEST_CASE("ranks: all start with the same random state") {
 }
 
 TEST_CASE("ranks: share the machine's threads") {
-  const Threads threads(7);
+  const test::RestoreThreads threads(7);
   run_ranks(3, [](World&) { CHECK(num_threads() == 2); });
   run_ranks(8, [](World&) { CHECK(num_threads() == 1); });
 }

@@ -250,13 +250,11 @@ TEST_CASE("from PyTorch: dtype, device, threads") {
     nn::materialise(planned, kCpu, 1);
     CHECK(!planned.up.weight.is_meta());
   }
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   set_num_threads(2);
   CHECK(num_threads() == 2);
-  set_num_threads(threads);
   set_deterministic(true);
   CHECK(deterministic());
-  set_deterministic(false);
 }
 
 TEST_CASE("from PyTorch: random numbers") {

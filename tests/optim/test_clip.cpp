@@ -117,7 +117,7 @@ TEST_CASE("clip: mixed dtypes, and the norm does not depend on the number of thr
     p.tensor.grad().copy_to(g);
     for (const double v : g) want += v * v;
   }
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   set_num_threads(1);
   const double one = optim::measure_clip(ps, 1).norm.item();
   CHECK(one == doctest::Approx(std::sqrt(want)).epsilon(1e-12));
@@ -125,7 +125,6 @@ TEST_CASE("clip: mixed dtypes, and the norm does not depend on the number of thr
     set_num_threads(n);
     CHECK(optim::measure_clip(ps, 1).norm.item() == one);
   }
-  set_num_threads(threads);
 }
 
 TEST_CASE("clip: main_grad takes precedence over grad") {

@@ -170,7 +170,7 @@ TEST_CASE("adam_step: f16 states use half of the f16 range and a zero state stay
 
 TEST_CASE("adam_step: threads, instruction set and other parameters change no bit") {
   const std::string best = simd().name;
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   for (const DType state : {DType::f32, DType::bf16, DType::f16}) {
     const auto run = [&](const char* isa, int n, bool alone) {
       set_simd(isa);
@@ -194,7 +194,6 @@ TEST_CASE("adam_step: threads, instruction set and other parameters change no bi
     }
   }
   set_simd(best.c_str());
-  set_num_threads(threads);
 }
 
 TEST_CASE("adam_step: grad_scale multiplies and a non-finite one leaves everything unchanged") {
@@ -300,7 +299,7 @@ TEST_CASE("sgd_step: momentum, Nesterov and decay follow their formulas") {
 }
 
 TEST_CASE("grad_squares: sums per slot and in total for any number of threads") {
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   const Problem a(kUneven, DType::f32, DType::f32, DType::f32, DType::f32);
   const Problem b(33, DType::f32, DType::bf16, DType::f32, DType::f32);
   const Problem c(5, DType::f64, DType::f64, DType::f64, DType::f64);
@@ -314,7 +313,6 @@ TEST_CASE("grad_squares: sums per slot and in total for any number of threads") 
   cpu::grad_squares(partials, slots, 4, sums);
   set_num_threads(3);
   cpu::grad_squares(partials, slots, 4, again);
-  set_num_threads(threads);
   CHECK(same_bytes(sums, again));
   double total = 0;
   int k = 0;

@@ -165,7 +165,7 @@ TEST_CASE("state_dtypes: any number of threads gives the same bits") {
                        .rounding = kStochastic,
                        .seed = 9,
                        .master_weights = MasterWeights::none};
-  const int threads = num_threads();
+  const test::RestoreThreads restore;
   AdamW one(parameters(), o), many(parameters(), o);
   for (std::uint64_t t = 1; t <= 3; ++t) {
     set_num_threads(1);
@@ -173,7 +173,6 @@ TEST_CASE("state_dtypes: any number of threads gives the same bits") {
     set_num_threads(3);
     step(many, t);
   }
-  set_num_threads(threads);
   CHECK(differences(one, many) == "");
 }
 
