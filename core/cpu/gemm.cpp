@@ -61,7 +61,7 @@ void row_product(const Product<T, Out>& p) {
                [&](std::int64_t begin, std::int64_t end) { cpu::dot_products(p, begin, end); });
 }
 
-// `batch` products in tiles, each in those for `threads` threads; at(i) returns the i-th.
+// `batch` products, each cut into tiles for `threads` threads; at(i) returns the i-th.
 template <class T, class Out, class At>
 void run_tiles(std::int64_t batch, const At& at, ProductEngine engine, std::int64_t threads) {
   const Product<T, Out> first = at(0);

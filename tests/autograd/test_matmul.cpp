@@ -203,7 +203,7 @@ TEST_CASE("matmul: deterministic results do not depend on the number of threads"
 }
 
 TEST_CASE("matmul: the gradient of a small weight adds the halves of many rows, in f32") {
-  // The same bits on any number of threads: those of two products and a sum.
+  // On any number of threads the bits are those of two products and their sum.
   const test::RestoreThreads restore;
   set_deterministic(true);
   struct Case {

@@ -195,6 +195,13 @@ void check_same_bits(const RowKernels<T>& a, const RowKernels<T>& b) {
     b.swiglu_bwd(x.data(), dy.data(), x.data(), y2.data(), z2.data(), n);
     CHECK(same_bits(y1, y2));
     CHECK(same_bits(z1, z2));
+    // With up and dy of 1: the bits of silu's gradient and of silu.
+    const std::vector<T> ones(x.size(), T(1.0f));
+    b.swiglu_bwd(x.data(), ones.data(), ones.data(), y2.data(), z2.data(), n);
+    b.silu_bwd(x.data(), ones.data(), y1.data(), n);
+    CHECK(same_bits(y1, y2));
+    b.silu(x.data(), z1.data(), n);
+    CHECK(same_bits(z1, z2));
   }
 }
 

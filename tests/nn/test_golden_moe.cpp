@@ -127,18 +127,12 @@ std::string apart(const Json& got, const Json& want, double tol) {
   return "";
 }
 
-// Deterministic mode: sums do not depend on the number of threads.
-struct Deterministic {
-  bool was = deterministic();
-  Deterministic() { set_deterministic(true); }
-  ~Deterministic() { set_deterministic(was); }
-};
-
 }  // namespace
 
 TEST_CASE(
     "X4: a tiny model with experts, latent attention and MTP reproduces its recorded losses") {
-  const Deterministic mode;
+  const test::RestoreThreads restore;
+  set_deterministic(true);  // sums do not depend on the number of threads
   const Json want = Json::parse(io::read_file(kFile), kFile);
   CHECK(apart(train(DType::f64), want.at("f64"), 0) == "");
   const bool same = want.at("platform").as_int() == platform();
@@ -151,7 +145,8 @@ TEST_CASE(
 }
 
 TEST_CASE("X4: writes the file" * doctest::skip()) {
-  const Deterministic mode;
+  const test::RestoreThreads restore;
+  set_deterministic(true);
   Json out;
   out.set("platform", platform());
   out.set("f64", train(DType::f64)).set("f32", train(DType::f32));
