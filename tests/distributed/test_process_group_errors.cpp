@@ -169,8 +169,8 @@ TEST_CASE("process_group errors: a timeout names the rank, the collective and it
       throw;
     }
   };
-  CHECK(failure(3, late, in_time(1)) ==
-        "all_gather 1 of group dp, f32 [3, 5] from f32 [1, 5]: rank 1 did not come within 1 s");
+  CHECK(failure(3, late, in_time(5)) ==
+        "all_gather 1 of group dp, f32 [3, 5] from f32 [1, 5]: rank 1 did not come within 5 s");
   CHECK(failure(
             2,
             [](World& w) {
@@ -309,7 +309,7 @@ TEST_CASE("process_group errors: a rank that unwinds waits until its tensors are
 
 TEST_CASE("process_group errors: a failure dumps every rank's latest collectives") {
   const test::TempFolder folder;
-  WorldOptions options = in_time(1);
+  WorldOptions options = in_time(5);
   options.dump_folder = folder.path() + "/a/b";
   std::atomic<int> given_up{0};
   const auto skip_one = [&](World& w) {
@@ -327,7 +327,7 @@ TEST_CASE("process_group errors: a failure dumps every rank's latest collectives
     dp->barrier().wait();
   };
   const std::string text = failure(3, skip_one, options);
-  CHECK(text == "all_reduce 1 of group dp, f32 [7]: rank 1 did not come within 1 s");
+  CHECK(text == "all_reduce 1 of group dp, f32 [7]: rank 1 did not come within 5 s");
   for (int r = 0; r < 3; ++r) {
     const std::string dump = io::read_file(message("{}/rank_{}.txt", options.dump_folder, r));
     CAPTURE(dump);
