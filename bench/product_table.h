@@ -47,7 +47,6 @@ inline void sequence_row(Report& report, const StepModel& m) {
 inline void product_table(Report& report, const std::string& model) {
   constexpr double kSecondsEach = 0.3;
   const cpu::FmaLoop loop = cpu::fma_loop();
-  const char* const engine = kEngines[cpu::gemm_engine() == cpu::ProductEngine::library ? 1 : 0];
   std::printf("%-50s %8s %8s %6s %6s %7s\n", "GFLOP/s", kEngines[0], kEngines[1], "ratio", "peak",
               "chosen");
   bool found = false;
@@ -56,7 +55,7 @@ inline void product_table(Report& report, const std::string& model) {
     found = true;
     double seconds[2] = {}, flops = 0;
     for (const StepProduct& p : step_products(m)) {
-      cpu::set_gemm_engine(engine);
+      cpu::set_gemm_engine("");
       const char* const chosen = kEngines[p.in_tree() ? 0 : 1];
       const auto run = p.prepared();
       double best[2] = {1e9, 1e9}, taken[2] = {}, peak = 0;

@@ -28,7 +28,7 @@ constexpr std::int64_t kRowBlock = 16;  // rows of one work item of the in-tree 
 // must not depend on the number of threads.
 template <class T, class Out>
 ProductTiles library_tiles(const Product<T, Out>& p, std::int64_t threads) {
-  if (cpu::needs_fixed_tiles()) return {256, 512};
+  if (cpu::needs_fixed_tiles<T>()) return {256, 512};
   // For the library, rows of a cost more to pack than columns of b, unless b has to be transposed.
   return cpu::cheapest_tiles(p.m, p.n, threads, {16, 16}, [&](const ProductTiles& t) {
     return p.trans_b ? 2 * t.rows + 3 * t.columns : 2 * t.rows + t.columns;

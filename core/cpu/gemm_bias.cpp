@@ -1,7 +1,4 @@
-#include <string_view>
-
 #include "weft/core/cpu/packed_product.h"
-#include "weft/core/cpu/processor.h"
 #include "weft/core/kernels/gemm.h"
 
 namespace weft {
@@ -13,13 +10,6 @@ cpu::Product<T> linear_product(const Tensor& x, const Tensor& weight, const Tens
   const std::int64_t n = weight.dim(0), k = x.dim(1);
   return {x.data<T>(), weight.data<T>(), out.data<T>(), x.dim(0), n, k, k, k, n, false, true,
           false};
-}
-
-// Whether rows of k f32 start in one set of a first-level cache of 8 ways, as Zen 4 has it: it does
-// not hold a line of each of the 12 rows of a tile.
-bool rows_collide(std::int64_t k) {
-  constexpr std::int64_t kWay = 4096 / sizeof(float);
-  return k % kWay == 0;
 }
 
 }  // namespace
@@ -34,12 +24,9 @@ bool fuses_bias(const Tensor& x, const Tensor& weight, const Tensor& out) {
   if (x.dtype() != DType::f32 || cpu::is_small_product(m, n, k)) return false;
   if (cpu::gemm_engine() == cpu::ProductEngine::packed) return true;
   // A pass for the bias costs 3 to 7 % of a product with a short inner axis, more than oneDNN
-  // gains from kFewRows rows on. Where the processor computes vectors in halves it gains nothing
-  // for longer ones either.
-  constexpr std::int64_t kFewRows = 64, kShort = 256, kManyRows = 512;
-  if (!simd().panels<float>().fast) return false;
-  const bool halves = cpu::halves_vectors() && std::string_view(simd().name) == "avx512";
-  return (m >= kFewRows && k <= kShort) || (m >= kManyRows && halves && !rows_collide(k));
+  // gains from kFewRows rows on.
+  constexpr std::int64_t kFewRows = 64, kShort = 256;
+  return simd().panels<float>().fast && m >= kFewRows && k <= kShort;
 }
 
 namespace cpu {

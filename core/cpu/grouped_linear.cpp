@@ -27,12 +27,6 @@ void run_tile(const Product<T, Out>& p, ProductEngine engine, std::int64_t index
   run_piece(tile, engine, 0, tile.m);
 }
 
-// Products of f64 have the same bits in any cut.
-template <class T>
-bool has_fixed_tiles() {
-  return !std::is_same_v<T, double> && needs_fixed_tiles();
-}
-
 // Computes part [begin, end) of the `units` of work of one group's product.
 template <class T, class Out>
 void run_part(const Product<T, Out>& p, std::int64_t begin, std::int64_t end, std::int64_t units) {
@@ -42,7 +36,7 @@ void run_part(const Product<T, Out>& p, std::int64_t begin, std::int64_t end, st
       return;
     }
   const ProductEngine engine = engine_for<T>(p.m, p.n, p.k);
-  if (has_fixed_tiles<T>()) {
+  if (needs_fixed_tiles<T>()) {
     for (std::int64_t i = begin; i < end; ++i) run_tile(p, engine, i);
     return;
   }
@@ -58,7 +52,7 @@ template <class T, class At>
 void run_groups(const std::int64_t* rows, std::int64_t groups, GroupedProduct kind,
                 GroupedWidths width, const At& at) {
   const auto units_of = [&](std::int64_t n) {
-    if (n == 0 || !has_fixed_tiles<T>()) return n;
+    if (n == 0 || !needs_fixed_tiles<T>()) return n;
     return kind == GroupedProduct::weight_grad
                ? ceil_div(width.outputs, kTileRows) * ceil_div(width.inputs, kTileCols)
                : ceil_div(n, kTileRows) *

@@ -171,7 +171,7 @@ void library_product(const Product<bf16, float>& p) { bf16_product(p); }
 
 bool multiplies_bf16() {
   static const bool fast = bf16_is_fast() && makes_all_products();
-  return fast && gemm_engine() == ProductEngine::library;
+  return fast && library_has_bf16();
 }
 
 #else

@@ -71,13 +71,11 @@ PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, std::
   return {even_block(m, (strips ? 16 : 8) * tile_rows, tile_rows), columns, inner};
 }
 
-bool has_few_rows(const Product<float>& p) {
+bool few_rows_pay(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t panel_columns) {
   constexpr std::int64_t kRows = 256, kTerms = 512;
   constexpr std::int64_t kPanels = std::int64_t{1} << 20;  // 4 MiB, which L3 holds
-  if (!p.trans_b || p.trans_a || p.accumulate) return false;
-  const std::int64_t columns = simd().panels<float>().columns;
-  return p.m <= kRows && 3 * p.m <= p.n && p.k >= kTerms &&
-         ceil_div(p.m, columns) * columns * p.k <= kPanels;
+  return m <= kRows && 3 * m <= n && k >= kTerms &&
+         ceil_div(m, panel_columns) * panel_columns * k <= kPanels;
 }
 
 PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, std::int64_t tile_rows,
@@ -87,17 +85,31 @@ PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, std::int64_t tile_r
   return {16 * tile_rows, ceil_div(m, panel_columns) * panel_columns, even_block(k, kInner, 4)};
 }
 
-ProductTiles packed_tiles(std::int64_t m, std::int64_t n, std::int64_t k, bool trans_a,
-                          bool trans_b, ProductTiles unit, std::int64_t threads) {
+ProductTiles packed_tiles(const PackedKind& kind, std::int64_t m, std::int64_t n, std::int64_t k,
+                          ProductTiles unit, std::int64_t threads) {
   // Processor cycles for each k, about: sixteen multiply-adds a cycle, and what each tile packs or
-  // reads again. A row costs some 150 cycles whatever k is.
-  const double row =
-      (trans_a ? 0.7 : 0.1) + 150.0 / static_cast<double>(std::max(k, std::int64_t{1}));
-  return cheapest_tiles(m, n, threads, unit, [&](const ProductTiles& t) {
-    return 0.06 * static_cast<double>(t.rows * t.columns) +
-           (trans_b ? 1.2 : 0.4) * static_cast<double>(t.columns) +
-           row * static_cast<double>(t.rows);
-  });
+  // reads again. A row that is read costs some 150 cycles whatever k is.
+  constexpr double kPacked = 0.4, kTransposed = 1.2, kPackedRow = 0.7;
+  const double passes = 150.0 / static_cast<double>(std::max(k, std::int64_t{1}));
+  const double read = 0.1 + passes;
+  const auto has_few_rows = [&](const ProductTiles& t) {
+    return kind.may_have_few_rows && few_rows_pay(t.rows, t.columns, k, unit.columns);
+  };
+  const auto cost = [&](ProductTiles t) {
+    double row = kind.trans_a ? kPackedRow + passes : read;
+    double column = kind.trans_b ? kTransposed : kPacked;
+    if (has_few_rows(t)) {  // packs the rows into panels, reads the columns
+      row = kTransposed;
+      column = read;
+      t.rows = ceil_div(t.rows, unit.columns) * unit.columns;
+    }
+    return 0.06 * static_cast<double>(t.rows * t.columns) + row * static_cast<double>(t.rows) +
+           column * static_cast<double>(t.columns);
+  };
+  const ProductTiles best = cheapest_tiles(m, n, threads, unit, cost);
+  if (!kind.may_have_few_rows) return best;
+  const ProductTiles few = cheapest_tiles(m, n, threads, {unit.columns, unit.rows}, cost);
+  return has_few_rows(few) && cost(few) < cost(best) ? few : best;
 }
 
 }  // namespace weft::cpu

@@ -69,9 +69,19 @@ std::size_t packed_bytes(const PackedBlocks& block, bool strips) {
   return static_cast<std::size_t>(block.columns * block.inner + more) * sizeof(T);
 }
 
-/// Whether a has so few rows that packing b, whose transpose is given, takes long beside the
-/// product, and sums so long that transposing c takes little.
-bool has_few_rows(const Product<float>& p);
+/// Whether a (m, k) b (n, k)^T, with panels of `panel_columns` columns, has so few rows that
+/// packing b takes long beside the product, and sums so long that transposing c takes little.
+bool few_rows_pay(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t panel_columns);
+
+/// Whether product_of_few_rows() computes the product, or parts of it, if they have few rows.
+template <class T>
+bool may_have_few_rows(const Product<T>& p) {
+  return std::is_same_v<T, float> && p.trans_b && !p.trans_a && !p.accumulate;
+}
+template <class T>
+bool has_few_rows(const Product<T>& p) {
+  return may_have_few_rows(p) && few_rows_pay(p.m, p.n, p.k, simd().panels<T>().columns);
+}
 
 /// The cut of product_of_few_rows(): its panels have `columns` columns in all, a block of c's
 /// transpose `rows` rows.
@@ -171,14 +181,19 @@ ProductTiles cheapest_tiles(std::int64_t m, std::int64_t n, std::int64_t threads
   return best;
 }
 
-/// The parts of a packed product for each thread, whole multiples of a panel product's `unit`.
-ProductTiles packed_tiles(std::int64_t m, std::int64_t n, std::int64_t k, bool trans_a,
-                          bool trans_b, ProductTiles unit, std::int64_t threads);
+/// What the cut of a packed product among threads depends on besides its size.
+struct PackedKind {
+  bool trans_a, trans_b, may_have_few_rows;
+};
+/// The part of each thread, in whole tiles and panels, whose rows and columns are `unit`; of a
+/// transposed product, which parts of few rows are, in whole panels and tiles.
+ProductTiles packed_tiles(const PackedKind& kind, std::int64_t m, std::int64_t n, std::int64_t k,
+                          ProductTiles unit, std::int64_t threads);
 template <class T>
 ProductTiles packed_tiles(const Product<T>& p, std::int64_t threads) {
   const PanelKernels<T>& kernels = simd().panels<T>();
-  return packed_tiles(p.m, p.n, p.k, p.trans_a, p.trans_b, {kernels.rows, kernels.columns},
-                      threads);
+  return packed_tiles({p.trans_a, p.trans_b, may_have_few_rows(p)}, p.m, p.n, p.k,
+                      {kernels.rows, kernels.columns}, threads);
 }
 
 /// The threads that share a product: one inside a parallel loop.

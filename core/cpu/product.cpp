@@ -4,40 +4,71 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "weft/core/cpu/processor.h"
 #include "weft/core/error.h"
 
 namespace weft::cpu {
 namespace {
 
-constexpr int kUnknown = -1;
-std::atomic<int> engine{kUnknown};
+struct Engines {
+  ProductEngine f32;
+  bool library_bf16;
+};
 
-ProductEngine engine_of(std::string_view name) {
-  check(name == "weft" || name == "onednn", "WEFT_GEMM: must be weft or onednn, got {}", name);
-  check(name != "onednn" || WEFT_USE_ONEDNN, "WEFT_GEMM: this build has no oneDNN, got {}", name);
-  if (name == "onednn") return ProductEngine::library;
-  return simd().panels<float>().fast ? ProductEngine::packed : ProductEngine::loops;
+// With AVX2 the packed product is faster than oneDNN, and with AVX-512 where that is computed in
+// halves; elsewhere it is not (docs/decisions.md), and without fused multiply-adds it is slow.
+bool packs_faster() {
+  const std::string_view isa = simd().name;
+  return isa == "avx2" || (isa == "avx512" && halves_vectors());
 }
 
-// By instruction set, not by a measurement at run time: two runs on one machine have the same bits.
-// With AVX2 the packed product is faster than oneDNN; with AVX-512 it is not (docs/decisions.md),
-// and without fused multiply-adds it is slow.
-ProductEngine standard_engine() {
-  if (const char* const wanted = std::getenv("WEFT_GEMM"); wanted && *wanted)
-    return engine_of(wanted);
-  const bool own = !WEFT_USE_ONEDNN || std::string_view(simd().name) == "avx2";
-  return engine_of(own ? "weft" : "onednn");
+// Without a name by instruction set and processor, not by a measurement at run time: two runs on
+// one machine have the same bits.
+Engines engines_of(std::string_view name) {
+  check(name == "weft" || name == "onednn" || name.empty(),
+        "WEFT_GEMM: must be weft or onednn, got {}", name);
+  check(name != "onednn" || WEFT_USE_ONEDNN, "WEFT_GEMM: this build has no oneDNN, got {}", name);
+  const auto own = simd().panels<float>().fast ? ProductEngine::packed : ProductEngine::loops;
+  const bool library = name.empty() ? WEFT_USE_ONEDNN && !packs_faster() : name == "onednn";
+  return {
+      library ? ProductEngine::library : own,
+      library || (WEFT_USE_ONEDNN && name.empty() && std::string_view(simd().name) == "avx512")};
+}
+
+// Both in one number, 0 before the first use: the engine plus 1, and whether bf16 is the library's.
+constexpr int kLibraryBf16 = 8;
+std::atomic<int> chosen{0};
+
+int choose(std::string_view name) {
+  const Engines e = engines_of(name);
+  const int found = (static_cast<int>(e.f32) + 1) | (e.library_bf16 ? kLibraryBf16 : 0);
+  chosen = found;
+  return found;
+}
+
+int choose_by_environment() {
+  const char* const wanted = std::getenv("WEFT_GEMM");
+  return choose(wanted ? wanted : "");
+}
+
+Engines engines() {
+  int found = chosen.load(std::memory_order_relaxed);
+  if (found == 0) [[unlikely]]
+    found = choose_by_environment();
+  return {static_cast<ProductEngine>((found & ~kLibraryBf16) - 1), (found & kLibraryBf16) != 0};
 }
 
 }  // namespace
 
-ProductEngine gemm_engine() {
-  int found = engine.load(std::memory_order_relaxed);
-  if (found == kUnknown) [[unlikely]]
-    engine = found = static_cast<int>(standard_engine());
-  return static_cast<ProductEngine>(found);
-}
+ProductEngine gemm_engine() { return engines().f32; }
 
-void set_gemm_engine(const char* name) { engine = static_cast<int>(engine_of(name)); }
+bool library_has_bf16() { return engines().library_bf16; }
+
+void set_gemm_engine(const char* name) {
+  if (*name)
+    choose(name);
+  else
+    choose_by_environment();
+}
 
 }  // namespace weft::cpu

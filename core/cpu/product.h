@@ -90,17 +90,24 @@ bool multiplies_bf16();
 /// How the CPU computes a product: plain loops, packed_product(), or oneDNN.
 enum class ProductEngine { loops, packed, library };
 
-/// What computes f32 products that are not small, and bf16 ones where multiplies_bf16(): the
-/// environment variable WEFT_GEMM, weft or onednn; without it weft with AVX2 and in builds without
-/// oneDNN, else onednn. Throws Error if this build has no oneDNN.
+/// What computes f32 products that are not small: the environment variable WEFT_GEMM, weft or
+/// onednn; without it weft with AVX2, on processors that compute AVX-512 in halves and in builds
+/// without oneDNN, else onednn. Throws Error if this build has no oneDNN.
 ProductEngine gemm_engine();
-/// Selects weft or onednn for the process, for tests and measurements.
+/// Whether WEFT_GEMM leaves bf16 products to oneDNN where the processor is fast at them: unless it
+/// is weft. Throws Error as gemm_engine() does.
+bool library_has_bf16();
+/// Selects weft or onednn for the process, for tests and measurements; "": as WEFT_GEMM says.
 void set_gemm_engine(const char* name);
 
-/// Whether products must be cut into tiles of fixed size, so that their bits do not depend on the
-/// number of threads. The bits of the packed product never do. Throws Error if gemm_engine() does.
-inline bool needs_fixed_tiles() {
-  return gemm_engine() == ProductEngine::library && deterministic();
+/// Whether products of T must be cut into tiles of fixed size, so that their bits do not depend on
+/// the number of threads. Those of the packed product never do. Throws Error if gemm_engine() does.
+template <class T>
+bool needs_fixed_tiles() {
+  if constexpr (std::is_same_v<T, double>) return false;
+  const bool library =
+      std::is_same_v<T, bf16> ? multiplies_bf16() : gemm_engine() == ProductEngine::library;
+  return library && deterministic();
 }
 
 /// The engine of a whole product, which its parts follow: their bits do not depend on the cut.

@@ -18,10 +18,9 @@ namespace {
 // Restores the engine and the settings of the process.
 class Restore {
  public:
-  ~Restore() { cpu::set_gemm_engine(library_ ? "onednn" : "weft"); }
+  ~Restore() { cpu::set_gemm_engine(""); }
 
  private:
-  bool library_ = cpu::gemm_engine() == cpu::ProductEngine::library;
   test::RestoreThreads threads_;
 };
 

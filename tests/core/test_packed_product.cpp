@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "weft/core/cpu/packed_product.h"
+#include "weft/core/cpu/processor.h"
 #include "weft/core/gemm.h"
 #include "weft/core/parallel.h"
 #include "weft/tests/simd_tables.h"
@@ -105,6 +107,9 @@ constexpr Shape3 kShapes[] = {{1, 1, 1},
                               {40, 23, 401},
                               {200, 70, 90},
                               {9, 800, 385},
+                              // Rows of a 4 KiB apart, then rows of b.
+                              {13, 33, 1021},
+                              {9, 45, 1023},
                               // Few rows of a where b's transpose is given.
                               {1, 3, 512},
                               {5, 16, 700},
@@ -171,8 +176,8 @@ void bits_depend_on_nothing_else(const Shape3& shape) {
   });
 }
 
-// Large enough for several threads, with parts of tiles and panels.
-constexpr Shape3 kManyRows{125, 150, 75}, kFewRows{23, 205, 790};
+// Large enough for several threads, with parts of tiles and panels; rows 4 KiB apart.
+constexpr Shape3 kManyRows{125, 150, 75}, kFewRows{23, 205, 790}, kFarRows{29, 45, 1021};
 
 // after() for `run`, a product of the case.
 void after_sees_each_element_once(const Case<float>& c, auto&& run) {
@@ -207,9 +212,11 @@ TEST_CASE("packed product: f32 has the same bits on every instruction set, howev
   std::vector<float> c = few.before;
   REQUIRE(cpu::has_few_rows(few.into(c)));
   bits_depend_on_nothing_else<float>(kFewRows);
+  bits_depend_on_nothing_else<float>(kFarRows);
 }
 TEST_CASE("packed product: f64 has the same bits on every instruction set, however it is cut") {
   bits_depend_on_nothing_else<double>(kManyRows);
+  bits_depend_on_nothing_else<double>(kFarRows);
 }
 
 TEST_CASE("packed product: after() sees each element of the result once, when it is complete") {
@@ -252,16 +259,20 @@ TEST_CASE("packed product: threads share a product by rows, by columns or by bot
     Shape3 shape;
     bool trans_a, trans_b;
     cpu::ProductTiles two, four;
+    bool few_rows = false;  // also as a whole: panels are made of the rows
   };
   const auto check = [](std::int64_t rows, std::int64_t columns, const std::vector<Cut>& cuts) {
     for (const Cut& c : cuts)
       for (const int n : {1, 2, 4}) {
         CAPTURE(message("{} x {} x {}, transposed {} {}, tiles of {} x {}, {} threads", c.shape.m,
                         c.shape.n, c.shape.k, c.trans_a, c.trans_b, rows, columns, n));
-        const cpu::ProductTiles got = cpu::packed_tiles(c.shape.m, c.shape.n, c.shape.k, c.trans_a,
-                                                        c.trans_b, {rows, columns}, n);
-        const cpu::ProductTiles whole{(c.shape.m + rows - 1) / rows * rows,
-                                      (c.shape.n + columns - 1) / columns * columns};
+        const cpu::ProductTiles got =
+            cpu::packed_tiles({c.trans_a, c.trans_b, c.trans_b && !c.trans_a}, c.shape.m, c.shape.n,
+                              c.shape.k, {rows, columns}, n);
+        const cpu::ProductTiles unit =
+            c.few_rows ? cpu::ProductTiles{columns, rows} : cpu::ProductTiles{rows, columns};
+        const cpu::ProductTiles whole{cpu::ceil_div(c.shape.m, unit.rows) * unit.rows,
+                                      cpu::ceil_div(c.shape.n, unit.columns) * unit.columns};
         const cpu::ProductTiles& want = n == 1 ? whole : n == 2 ? c.two : c.four;
         CHECK(got.rows == want.rows);
         CHECK(got.columns == want.columns);
@@ -272,11 +283,15 @@ TEST_CASE("packed product: threads share a product by rows, by columns or by bot
          {{2048, 512, 128}, false, true, {1032, 512}, {516, 512}},
          {{2048, 128, 512}, false, true, {1032, 128}, {516, 128}},
          {{2048, 1024, 128}, false, true, {1032, 1024}, {516, 1024}},
-         // With long sums: by columns, the more so the fewer rows there are.
+         // With long sums: by columns.
          {{2048, 768, 3072}, false, true, {2052, 384}, {2052, 192}},
-         {{512, 3072, 768}, false, true, {516, 1536}, {516, 768}},
-         {{512, 2304, 768}, false, true, {516, 1152}, {516, 576}},
-         {{256, 768, 3072}, false, true, {264, 384}, {264, 192}},
+         {{514, 3072, 768}, false, true, {516, 1536}, {516, 768}},
+         // Unless parts then have so few rows that these are packed instead of the columns.
+         {{512, 3072, 768}, false, true, {256, 3072}, {256, 1536}},
+         {{512, 2304, 768}, false, true, {256, 2304}, {256, 1152}},
+         {{256, 768, 3072}, false, true, {128, 768}, {64, 768}, true},
+         // Not if they fill a panel by half only.
+         {{144, 768, 3072}, false, true, {144, 384}, {144, 192}},
          // dy w.
          {{2048, 512, 128}, false, false, {1032, 512}, {516, 512}},
          {{2048, 3072, 768}, false, false, {2052, 1536}, {2052, 768}},
@@ -291,7 +306,8 @@ TEST_CASE("packed product: threads share a product by rows, by columns or by bot
          {{2048, 30, 0}, false, true, {1032, 32}, {516, 32}}});
   check(6, 16,
         {{{2048, 512, 128}, false, true, {1026, 512}, {516, 512}},
-         {{512, 3072, 768}, false, true, {516, 1536}, {516, 768}},
+         {{514, 3072, 768}, false, true, {516, 1536}, {516, 768}},
+         {{512, 3072, 768}, false, true, {256, 3072}, {256, 1536}},
          {{3072, 768, 2048}, true, false, {1536, 768}, {768, 768}}});
 }
 
@@ -311,11 +327,24 @@ TEST_CASE("WEFT_GEMM: an engine that does not exist is refused") {
         "WEFT_GEMM: must be weft or onednn, got mkl");
 }
 
+TEST_CASE("WEFT_GEMM: weft leaves oneDNN no product, the default those that it is best at") {
+  const bool has_library = test::error_of([] { cpu::set_gemm_engine("onednn"); }) == "no error";
+  CHECK(cpu::library_has_bf16() == has_library);
+  cpu::set_gemm_engine("weft");
+  CHECK(cpu::gemm_engine() != cpu::ProductEngine::library);
+  CHECK_FALSE(cpu::multiplies_bf16());
+  cpu::set_gemm_engine("");
+  if (std::getenv("WEFT_GEMM") != nullptr) return;
+  const std::string isa = simd().name;
+  const bool packs = isa == "avx2" || (isa == "avx512" && cpu::halves_vectors());
+  CHECK((cpu::gemm_engine() == cpu::ProductEngine::library) == (has_library && !packs));
+  CHECK(cpu::library_has_bf16() == (has_library && isa != "avx2"));
+}
+
 TEST_CASE("WEFT_GEMM: every engine of this build agrees with f64") {
   const Tensor a = test::random({130, 300}), b = test::random({300, 70}, 2);
   Tensor want = Tensor::empty({130, 70}, DType::f64);
   gemm(a, b, want);
-  const bool library = cpu::gemm_engine() == cpu::ProductEngine::library;
   for (const std::string engine : {"weft", "onednn"}) {
     CAPTURE(engine);
     if (const std::string error = test::error_of([&] { cpu::set_gemm_engine(engine.c_str()); });
@@ -327,7 +356,7 @@ TEST_CASE("WEFT_GEMM: every engine of this build agrees with f64") {
     gemm(a.to(DType::f32), b.to(DType::f32), out);
     CHECK(test::mismatch(out, want, 4e-5) == "");
   }
-  cpu::set_gemm_engine(library ? "onednn" : "weft");
+  cpu::set_gemm_engine("");
 }
 
 }  // namespace weft::packed_product_test
