@@ -1,6 +1,7 @@
 #pragma once
 #include <vector>
 
+#include "weft/core/cpu/product.h"
 #include "weft/core/cpu/simd.h"
 
 namespace weft::test {
@@ -13,5 +14,20 @@ inline std::vector<const SimdTable*> simd_tables() {
     if (const SimdTable* table = find_simd(name)) found.push_back(table);
   return found;
 }
+
+/// Restores the engine of products that WEFT_GEMM names, and the instruction set, at the end of its
+/// scope, also after an exception.
+class RestoreKernels {
+ public:
+  RestoreKernels() = default;
+  ~RestoreKernels() {
+    set_simd(simd_);
+    cpu::set_gemm_engine("");
+  }
+  RestoreKernels(const RestoreKernels&) = delete;
+
+ private:
+  const char* simd_ = simd().name;
+};
 
 }  // namespace weft::test

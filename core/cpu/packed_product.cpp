@@ -78,6 +78,14 @@ bool few_rows_pay(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t p
          ceil_div(m, panel_columns) * panel_columns * k <= kPanels;
 }
 
+const PanelKernels<float>& few_rows_kernels(std::int64_t m) {
+  static const SimdTable* const narrow = find_simd("avx2");
+  const PanelKernels<float>& best = simd().panels<float>();
+  if (!narrow || !best.fast) return best;
+  const PanelKernels<float>& other = narrow->panels<float>();
+  return m <= other.columns && other.columns < best.columns ? other : best;
+}
+
 PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, std::int64_t tile_rows,
                              std::int64_t panel_columns) {
   // The rows of b^T for a tile stay in L2 while all panels pass.
@@ -93,7 +101,8 @@ ProductTiles packed_tiles(const PackedKind& kind, std::int64_t m, std::int64_t n
   const double passes = 150.0 / static_cast<double>(std::max(k, std::int64_t{1}));
   const double read = 0.1 + passes;
   const auto has_few_rows = [&](const ProductTiles& t) {
-    return kind.may_have_few_rows && few_rows_pay(t.rows, t.columns, k, unit.columns);
+    return kind.may_have_few_rows &&
+           few_rows_pay(std::min(t.rows, m), std::min(t.columns, n), k, unit.columns);
   };
   const auto cost = [&](ProductTiles t) {
     double row = kind.trans_a ? kPackedRow + passes : read;

@@ -88,13 +88,17 @@ bool has_few_rows(const Product<T>& p) {
 PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, std::int64_t tile_rows,
                              std::int64_t panel_columns);
 
+/// The kernels of product_of_few_rows(): so few rows fill the panels of AVX2, and half of a panel
+/// of AVX-512. The bits are the same.
+const PanelKernels<float>& few_rows_kernels(std::int64_t m);
+
 /// packed_product() of few rows as the transpose of b^T a^T: packs the few rows of a, and tiles
 /// read those of b^T as they are. Blocks of c's transpose stay in the cache until they are
 /// complete.
 template <class After>
-void product_of_few_rows(const Product<float>& p, const float* bias, const After& after,
-                         const PackedBlocks& block, void* buffer) {
-  const PanelKernels<float>& kernels = simd().panels<float>();
+void product_of_few_rows(const PanelKernels<float>& kernels, const Product<float>& p,
+                         const float* bias, const After& after, const PackedBlocks& block,
+                         void* buffer) {
   float* const panels = static_cast<float*>(buffer);
   float* const sums = panels + block.columns * p.k;
   for (std::int64_t l = 0; l < p.k; l += block.inner)
@@ -131,10 +135,11 @@ void packed_product(const Product<T>& p, const T* bias, const After& after) {
   const PanelKernels<T>& kernels = simd().panels<T>();
   if constexpr (std::is_same_v<T, float>)
     if (has_few_rows(p)) {
-      const PackedBlocks few = few_rows_blocks(p.m, p.k, kernels.rows, kernels.columns);
+      const PanelKernels<float>& narrow = few_rows_kernels(p.m);
+      const PackedBlocks few = few_rows_blocks(p.m, p.k, narrow.rows, narrow.columns);
       const std::int64_t elements = few.columns * p.k + few.rows * p.m;
       if (void* buffer = packing_buffer(sizeof(float) * static_cast<std::size_t>(elements)))
-        return product_of_few_rows(p, bias, after, few, buffer);
+        return product_of_few_rows(narrow, p, bias, after, few, buffer);
     }
   const PackedBlocks best =
       packed_blocks(p.m, p.n, p.k, kernels.rows, kernels.columns, sizeof(T), p.trans_a);

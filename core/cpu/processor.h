@@ -15,8 +15,7 @@ inline bool is_amd() {
 /// Whether the processor computes 512-bit vectors in two halves, as AMD's Zen 4 does.
 inline bool halves_vectors() {
 #if defined(__x86_64__)
-  static const bool found = is_amd() && __builtin_cpu_supports("avx512f") &&
-                            !__builtin_cpu_supports("avx512vp2intersect");  // Zen 5 has it
+  static const bool found = __builtin_cpu_is("amdfam19h") && __builtin_cpu_supports("avx512f");
   return found;
 #else
   return false;

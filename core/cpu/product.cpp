@@ -29,10 +29,9 @@ Engines engines_of(std::string_view name) {
         "WEFT_GEMM: must be weft or onednn, got {}", name);
   check(name != "onednn" || WEFT_USE_ONEDNN, "WEFT_GEMM: this build has no oneDNN, got {}", name);
   const auto own = simd().panels<float>().fast ? ProductEngine::packed : ProductEngine::loops;
-  const bool library = name.empty() ? WEFT_USE_ONEDNN && !packs_faster() : name == "onednn";
-  return {
-      library ? ProductEngine::library : own,
-      library || (WEFT_USE_ONEDNN && name.empty() && std::string_view(simd().name) == "avx512")};
+  const bool wanted = WEFT_USE_ONEDNN && name != "weft", always = name == "onednn";
+  return {wanted && (always || !packs_faster()) ? ProductEngine::library : own,
+          wanted && (always || std::string_view(simd().name) != "avx2")};
 }
 
 // Both in one number, 0 before the first use: the engine plus 1, and whether bf16 is the library's.

@@ -9,6 +9,19 @@
 
 namespace weft::cpu {
 
+/// How the CPU computes a product: plain loops, packed_product(), or oneDNN.
+enum class ProductEngine { loops, packed, library };
+
+/// What computes f32 products that are not small: the environment variable WEFT_GEMM, weft or
+/// onednn; without it weft with AVX2, on processors that compute AVX-512 in halves and in builds
+/// without oneDNN, else onednn. Throws Error if this build has no oneDNN.
+ProductEngine gemm_engine();
+/// Whether WEFT_GEMM leaves bf16 products to oneDNN where the processor is fast at them: onednn, or
+/// no choice unless the kernels are those of AVX2. Throws Error as gemm_engine() does.
+bool library_has_bf16();
+/// Selects weft or onednn for the process, for tests and measurements; "": as WEFT_GEMM says.
+void set_gemm_engine(const char* name);
+
 /// Below this many multiplications, packing or a library call (0.4 us) costs more than the product.
 inline bool is_small_product(std::int64_t m, std::int64_t n, std::int64_t k) {
   return m * n * k <= 32 * 32 * 32;
@@ -31,7 +44,10 @@ struct Product {
   /// One or a few rows times the rows of a weight, as in generation: dot_products() is fastest.
   bool has_dot_products() const {
     constexpr std::int64_t kLongRow = 64;  // fills the vectors of a dot product
-    return (m == 1 || small()) && trans_b && !trans_a && k >= kLongRow;
+    constexpr std::int64_t kRows = 3;      // for more, packing them is faster, and oneDNN from 2 on
+    if (!trans_b || trans_a || k < kLongRow) return false;
+    if (m == 1 || small()) return true;
+    return std::is_same_v<T, float> && m <= kRows && gemm_engine() == ProductEngine::packed;
   }
 
   Product tile(std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t cols) const {
@@ -87,27 +103,14 @@ void widened_small_product(const Product<bf16, float>& p);
 /// widened to f32.
 bool multiplies_bf16();
 
-/// How the CPU computes a product: plain loops, packed_product(), or oneDNN.
-enum class ProductEngine { loops, packed, library };
-
-/// What computes f32 products that are not small: the environment variable WEFT_GEMM, weft or
-/// onednn; without it weft with AVX2, on processors that compute AVX-512 in halves and in builds
-/// without oneDNN, else onednn. Throws Error if this build has no oneDNN.
-ProductEngine gemm_engine();
-/// Whether WEFT_GEMM leaves bf16 products to oneDNN where the processor is fast at them: unless it
-/// is weft. Throws Error as gemm_engine() does.
-bool library_has_bf16();
-/// Selects weft or onednn for the process, for tests and measurements; "": as WEFT_GEMM says.
-void set_gemm_engine(const char* name);
-
 /// Whether products of T must be cut into tiles of fixed size, so that their bits do not depend on
-/// the number of threads. Those of the packed product never do. Throws Error if gemm_engine() does.
+/// the number of threads: those that are oneDNN's, as all of bf16 are that are not widened. Throws
+/// Error if gemm_engine() does.
 template <class T>
 bool needs_fixed_tiles() {
   if constexpr (std::is_same_v<T, double>) return false;
-  const bool library =
-      std::is_same_v<T, bf16> ? multiplies_bf16() : gemm_engine() == ProductEngine::library;
-  return library && deterministic();
+  if constexpr (std::is_same_v<T, bf16>) return deterministic();
+  return gemm_engine() == ProductEngine::library && deterministic();
 }
 
 /// The engine of a whole product, which its parts follow: their bits do not depend on the cut.

@@ -10,25 +10,18 @@
 #include "weft/core/gemm.h"
 #include "weft/core/kernels/grouped_linear.h"
 #include "weft/core/parallel.h"
+#include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
 
 namespace weft::bf16_product_test {
 namespace {
 
-// Restores the engine and the settings of the process.
-class Restore {
- public:
-  ~Restore() { cpu::set_gemm_engine(""); }
-
- private:
-  test::RestoreThreads threads_;
-};
-
-// Both ways to compute bf16 products, where this build and processor have them.
+// Every way to compute bf16 products that this build and processor have; the last is the default.
 template <class F>
 void each_engine(const F& f) {
-  const Restore restore;
-  for (const char* const engine : {"weft", "onednn"}) {
+  const test::RestoreKernels restore;
+  const test::RestoreThreads threads;
+  for (const char* const engine : {"weft", "onednn", ""}) {
     CAPTURE(engine);
     if (test::error_of([&] { cpu::set_gemm_engine(engine); }) == "no error") f();
   }

@@ -290,7 +290,7 @@ TEST_CASE("packed product: threads share a product by rows, by columns or by bot
          {{512, 3072, 768}, false, true, {256, 3072}, {256, 1536}},
          {{512, 2304, 768}, false, true, {256, 2304}, {256, 1152}},
          {{256, 768, 3072}, false, true, {128, 768}, {64, 768}, true},
-         // Not if they fill a panel by half only.
+         // Not if they leave much of a panel empty.
          {{144, 768, 3072}, false, true, {144, 384}, {144, 192}},
          // dy w.
          {{2048, 512, 128}, false, false, {1032, 512}, {516, 512}},
@@ -328,23 +328,34 @@ TEST_CASE("WEFT_GEMM: an engine that does not exist is refused") {
 }
 
 TEST_CASE("WEFT_GEMM: weft leaves oneDNN no product, the default those that it is best at") {
+  const test::RestoreKernels restore;
   const bool has_library = test::error_of([] { cpu::set_gemm_engine("onednn"); }) == "no error";
-  CHECK(cpu::library_has_bf16() == has_library);
-  cpu::set_gemm_engine("weft");
-  CHECK(cpu::gemm_engine() != cpu::ProductEngine::library);
-  CHECK_FALSE(cpu::multiplies_bf16());
-  cpu::set_gemm_engine("");
-  if (std::getenv("WEFT_GEMM") != nullptr) return;
-  const std::string isa = simd().name;
-  const bool packs = isa == "avx2" || (isa == "avx512" && cpu::halves_vectors());
-  CHECK((cpu::gemm_engine() == cpu::ProductEngine::library) == (has_library && !packs));
-  CHECK(cpu::library_has_bf16() == (has_library && isa != "avx2"));
+  for (const SimdTable* table : test::simd_tables()) {
+    CAPTURE(table->name);
+    set_simd(table->name);
+    if (has_library) {
+      cpu::set_gemm_engine("onednn");
+      CHECK(cpu::gemm_engine() == cpu::ProductEngine::library);
+      CHECK(cpu::library_has_bf16());
+    }
+    cpu::set_gemm_engine("weft");
+    CHECK(cpu::gemm_engine() ==
+          (simd().panels<float>().fast ? cpu::ProductEngine::packed : cpu::ProductEngine::loops));
+    CHECK_FALSE(cpu::multiplies_bf16());
+    cpu::set_gemm_engine("");
+    if (std::getenv("WEFT_GEMM") != nullptr) continue;
+    const std::string isa = simd().name;
+    const bool packs = isa == "avx2" || (isa == "avx512" && cpu::halves_vectors());
+    CHECK((cpu::gemm_engine() == cpu::ProductEngine::library) == (has_library && !packs));
+    CHECK(cpu::library_has_bf16() == (has_library && isa != "avx2"));
+  }
 }
 
 TEST_CASE("WEFT_GEMM: every engine of this build agrees with f64") {
   const Tensor a = test::random({130, 300}), b = test::random({300, 70}, 2);
   Tensor want = Tensor::empty({130, 70}, DType::f64);
   gemm(a, b, want);
+  const test::RestoreKernels restore;
   for (const std::string engine : {"weft", "onednn"}) {
     CAPTURE(engine);
     if (const std::string error = test::error_of([&] { cpu::set_gemm_engine(engine.c_str()); });
@@ -356,7 +367,6 @@ TEST_CASE("WEFT_GEMM: every engine of this build agrees with f64") {
     gemm(a.to(DType::f32), b.to(DType::f32), out);
     CHECK(test::mismatch(out, want, 4e-5) == "");
   }
-  cpu::set_gemm_engine("");
 }
 
 }  // namespace weft::packed_product_test
