@@ -3,9 +3,11 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/linear.h"
 #include "weft/autograd/matmul.h"
+#include "weft/core/cpu/product.h"
 #include "weft/core/cpu/simd.h"
 #include "weft/core/kernels/gemm.h"
 #include "weft/core/parallel.h"
+#include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
 
 namespace weft::linear_test {
@@ -49,7 +51,7 @@ TEST_CASE("linear: agrees with matmul and add in f64") {
 }
 
 TEST_CASE("linear: narrow f32 rows, where one kernel computes product and bias") {
-  for (const std::int64_t m : {1, 2, 4, 63, 64, 131})
+  for (const std::int64_t m : {63, 64, 131})
     for (const std::int64_t n : {1, 16, 31, 70})
       for (const std::int64_t k : {1, 3, 130, 256, 257}) {
         CAPTURE(message("m {}, n {}, k {}", m, n, k));
@@ -68,6 +70,29 @@ TEST_CASE("linear: narrow f32 rows, where one kernel computes product and bias")
           if (same || fuses_bias(x, w, y)) CHECK(test::mismatch(linear(x, w, b), y, 0) == "");
         }
       }
+}
+
+TEST_CASE("linear: up to three f32 rows are dot products where products are in-tree") {
+  const test::RestoreKernels restore;
+  cpu::set_gemm_engine("weft");
+  const std::int64_t n = 300, k = 600;
+  const Tensor w = test::random({n, k}, 2, DType::f32), b = test::random({n}, 3, DType::f32);
+  for (const std::int64_t m : {1, 2, 3, 4, 17}) {
+    CAPTURE(m);
+    const bool dots = m == 1 || (m <= 3 && simd().panels<float>().fast);
+    CHECK(cpu::Product<float>{nullptr, nullptr, nullptr, m, n, k, k, k, n, false, true, false}
+              .has_dot_products() == dots);
+    const Tensor x = test::random({m, k}, 1, DType::f32), y = linear(x, w, b);
+    CHECK(fuses_bias(x, w, y) == (simd().panels<float>().fast && !dots));
+    CHECK(test::mismatch(y, linear(x.to(DType::f64), w.to(DType::f64), b.to(DType::f64)), 2e-4) ==
+          "");
+    for (const int t : {1, 2, 4}) {
+      const test::RestoreThreads threads(t);
+      CHECK(test::different_bits(linear(x, w, b), y) == "");
+    }
+    for (std::int64_t i = 0; dots && i < m; ++i)
+      CHECK(test::different_bits(linear(x.narrow(0, i, 1), w, b), y.narrow(0, i, 1)) == "");
+  }
 }
 
 TEST_CASE("linear: bf16 rounds the sum of product and bias once") {

@@ -2,6 +2,7 @@
 // every instruction set and every cut.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdlib>
@@ -177,7 +178,8 @@ void bits_depend_on_nothing_else(const Shape3& shape) {
 }
 
 // Large enough for several threads, with parts of tiles and panels; rows 4 KiB apart.
-constexpr Shape3 kManyRows{125, 150, 75}, kFewRows{23, 205, 790}, kFarRows{29, 45, 1021};
+constexpr Shape3 kManyRows{125, 150, 75}, kFewRows{23, 205, 790}, kFarRows{29, 45, 1021},
+    kNarrowRows{13, 205, 790};
 
 // after() for `run`, a product of the case.
 void after_sees_each_element_once(const Case<float>& c, auto&& run) {
@@ -212,11 +214,23 @@ TEST_CASE("packed product: f32 has the same bits on every instruction set, howev
   std::vector<float> c = few.before;
   REQUIRE(cpu::has_few_rows(few.into(c)));
   bits_depend_on_nothing_else<float>(kFewRows);
+  bits_depend_on_nothing_else<float>(kNarrowRows);
   bits_depend_on_nothing_else<float>(kFarRows);
 }
 TEST_CASE("packed product: f64 has the same bits on every instruction set, however it is cut") {
   bits_depend_on_nothing_else<double>(kManyRows);
   bits_depend_on_nothing_else<double>(kFarRows);
+}
+
+TEST_CASE("packed product: rows that fill half of a panel of AVX-512 take the panels of AVX2") {
+  const test::RestoreKernels restore;
+  for (const SimdTable* table : test::simd_tables()) {
+    CAPTURE(table->name);
+    set_simd(table->name);
+    const PanelKernels<float>& own = simd().panels<float>();
+    CHECK(cpu::few_rows_kernels(16).columns == std::min<std::int64_t>(own.columns, 16));
+    CHECK(cpu::few_rows_kernels(17).columns == own.columns);
+  }
 }
 
 TEST_CASE("packed product: after() sees each element of the result once, when it is complete") {
