@@ -16,8 +16,9 @@ enum class ProductEngine { loops, packed, library };
 /// onednn; without it weft with AVX2, on processors that compute AVX-512 in halves and in builds
 /// without oneDNN, else onednn. Throws Error if this build has no oneDNN.
 ProductEngine gemm_engine();
-/// Whether WEFT_GEMM leaves bf16 products to oneDNN where the processor is fast at them: onednn, or
-/// no choice unless the kernels are those of AVX2. Throws Error as gemm_engine() does.
+/// Whether oneDNN computes bf16 products where the processor is fast at them: with
+/// WEFT_GEMM=onednn, and by default unless the AVX2 kernels run. Throws Error as gemm_engine()
+/// does.
 bool library_has_bf16();
 /// Selects weft or onednn for the process, for tests and measurements; "": as WEFT_GEMM says.
 void set_gemm_engine(const char* name);
@@ -104,8 +105,8 @@ void widened_small_product(const Product<bf16, float>& p);
 bool multiplies_bf16();
 
 /// Whether products of T must be cut into tiles of fixed size, so that their bits do not depend on
-/// the number of threads: those that are oneDNN's, as all of bf16 are that are not widened. Throws
-/// Error if gemm_engine() does.
+/// the number of threads. oneDNN's products must, which include every bf16 product that is not
+/// widened. Throws Error if gemm_engine() does.
 template <class T>
 bool needs_fixed_tiles() {
   if constexpr (std::is_same_v<T, double>) return false;
