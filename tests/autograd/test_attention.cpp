@@ -1,32 +1,20 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <utility>
 
-#include "weft/autograd/attention.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/indexing.h"
 #include "weft/autograd/matmul.h"
 #include "weft/autograd/softmax.h"
 #include "weft/core/allocator.h"
 #include "weft/core/parallel.h"
-#include "weft/tests/support.h"
+#include "weft/tests/attention_support.h"
 
 namespace weft::attention_test {
 
 namespace {
-
-struct Sizes {
-  std::int64_t b, t, s, h, kv, d;
-};
-
-TensorList inputs(const Sizes& z, DType dtype = DType::f64) {
-  return {test::random({z.b, z.t, z.h, z.d}, 1, dtype),
-          test::random({z.b, z.s, z.kv, z.d}, 2, dtype),
-          test::random({z.b, z.s, z.kv, z.d}, 3, dtype)};
-}
 
 // Softmax attention by definition, one query at a time, in f64.
 Tensor by_definition(const TensorList& in, const AttentionOptions& o) {
@@ -81,21 +69,6 @@ Tensor by_definition(const TensorList& in, const AttentionOptions& o) {
   return Tensor::from<double>(y, {B, T, H, V});
 }
 
-auto op(const AttentionOptions& o = {}) {
-  return [o](const TensorList& in) { return attention(in[0], in[1], in[2], o); };
-}
-
-Tensor cu(std::initializer_list<double> values) {
-  return Tensor::of(values, {static_cast<std::int64_t>(values.size())}, DType::i32);
-}
-
-TensorList gradients(const TensorList& in, const AttentionOptions& o, const Tensor& dy) {
-  Tape tape;
-  TensorList leaves;
-  for (const Tensor& t : in) leaves.push_back(t.detach().set_requires_grad());
-  return tape.gradients(attention(leaves[0], leaves[1], leaves[2], o), leaves, dy);
-}
-
 // The same attention from primitive ops, which have gradients of their own.
 Tensor from_primitives(const Tensor& q, const Tensor& k, const Tensor& v, bool causal) {
   const std::int64_t B = q.dim(0), T = q.dim(1), H = q.dim(2), S = k.dim(1), G = k.dim(2);
@@ -110,20 +83,6 @@ Tensor from_primitives(const Tensor& q, const Tensor& k, const Tensor& v, bool c
   return permute(reshape(y, {B, H, T, v.dim(3)}), {0, 2, 1, 3});
 }
 
-// The same values with the axes in this memory order. An axis of length 1 gets the stride `any`.
-Tensor in_memory(const Tensor& x, const std::array<int, 4>& order, std::int64_t any) {
-  Shape strides = x.shape();
-  std::int64_t step = 1;
-  for (int i = 3; i >= 0; --i) {
-    const int axis = order[static_cast<std::size_t>(i)];
-    strides[axis] = x.dim(axis) == 1 ? any : step;
-    step *= x.dim(axis);
-  }
-  const Tensor t = empty_like(x).alias(x.shape(), strides, 0);
-  t.copy_(x);
-  return t;
-}
-
 // One key, odd sizes, grouped, multi-query, more and fewer keys than queries, larger than the
 // blocks of queries and keys, no queries, no keys, no batch.
 const Sizes kSizes[] = {{1, 1, 1, 1, 1, 1},   {2, 5, 5, 2, 2, 3},    {1, 7, 7, 6, 2, 4},
@@ -136,76 +95,6 @@ const AttentionOptions kOptions[] = {{},
                                      {.causal = true, .window = 5},
                                      {.scale = 0.3},
                                      {.scale = -0.5}};
-
-// Where a test puts a NaN: into query 70 or key 75 of one sequence, in head 1 of four that share
-// two key heads.
-enum class Place { key, query, gradient };
-constexpr std::int64_t kHeads = 4, kKeyHeads = 2, kQuery = 70, kKey = 75, kHead = 1;
-
-// (b, t) queries and (b, s) keys. The sequence with the NaN begins at rows q0 and k0 of all.
-struct NanCase {
-  AttentionOptions o;
-  std::int64_t b, t, s;
-  std::int64_t q0, queries, k0, keys;
-
-  bool sees(std::int64_t i, std::int64_t j) const {
-    const std::int64_t last = i + keys - queries;
-    return !o.causal || (j <= last && (o.window == 0 || j > last - o.window));
-  }
-  // Whether a score of query i or its gradient is NaN.
-  bool hit(Place place, std::int64_t i, std::int64_t head) const {
-    if (place != Place::key) return i == kQuery && head == kHead;
-    return head / 2 == kHead / 2 && sees(i, kKey);
-  }
-  // Whether a query of the block of 64 queries around i is hit.
-  bool hit_near(Place place, std::int64_t i, std::int64_t head) const {
-    const std::int64_t first = i / 64 * 64;
-    for (std::int64_t x = first; x < std::min(queries, first + 64); ++x)
-      if (hit(place, x, head)) return true;
-    return false;
-  }
-};
-
-// What a NaN does to a row (token, head): no element changes, any may, or all become NaN.
-enum class Reach { none, free, all };
-struct Reaches {
-  std::vector<Reach> y, dq, dk;  // dv like dk
-};
-
-// A query with a NaN score has a NaN gradient, and so do all keys that it sees. Products work on
-// blocks: there 0 times NaN may also reach queries and keys that the mask separates.
-Reaches reaches(const NanCase& c, Place place) {
-  Reaches r{.y = std::vector(static_cast<std::size_t>(c.b * c.t * kHeads), Reach::none),
-            .dq = std::vector(static_cast<std::size_t>(c.b * c.t * kHeads), Reach::none),
-            .dk = std::vector(static_cast<std::size_t>(c.b * c.s * kKeyHeads), Reach::none)};
-  for (std::int64_t i = 0; i < c.queries; ++i)
-    for (std::int64_t head = 0; head < kHeads; ++head) {
-      if (!c.hit_near(place, i, head)) continue;
-      const auto row = static_cast<std::size_t>((c.q0 + i) * kHeads + head);
-      const Reach reach = c.hit(place, i, head) ? Reach::all : Reach::free;
-      if (reach == Reach::all && place != Place::gradient) r.y[row] = reach;
-      if (reach == Reach::all || place == Place::key) r.dq[row] = reach;
-      for (std::int64_t j = 0; j < c.keys; ++j) {
-        Reach& key = r.dk[static_cast<std::size_t>((c.k0 + j) * kKeyHeads + head / 2)];
-        if (c.sees(i, j)) key = std::max(key, reach);
-      }
-    }
-  return r;
-}
-
-// "" when `got` has NaN where it should, and the values of `want` where no NaN should arrive.
-std::string misplaced(const Tensor& got, const Tensor& want, const std::vector<Reach>& reach) {
-  const std::vector<double> a = test::values(got), b = test::values(want);
-  const auto width = static_cast<std::size_t>(got.dim(3));
-  const auto heads = static_cast<std::size_t>(got.dim(2));
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const Reach r = reach[i / width];
-    if (r == Reach::free || (r == Reach::all ? std::isnan(a[i]) : a[i] == b[i])) continue;
-    return message("token {}, head {}, element {}: {} where {} was expected", i / width / heads,
-                   i / width % heads, i % width, a[i], r == Reach::all ? NAN : b[i]);
-  }
-  return "";
-}
 
 }  // namespace
 
@@ -282,42 +171,6 @@ TEST_CASE("attention: scores far from 0 neither overflow nor underflow") {
     in[0] = Tensor::full(in[0].shape(), size);
     CHECK(test::mismatch(op()(in), by_definition(in, {}), 1e-3) == "");
   }
-}
-
-TEST_CASE("attention: NaN reaches the queries that see it, and no other head or sequence") {
-  const Tensor packed = cu({0, 70, 230, 300});
-  const auto row_of = [](const Tensor& x, std::int64_t row, std::int64_t head) {
-    return x.view({-1, x.dim(2), x.dim(3)}).select(0, row).select(0, head);
-  };
-  for (const NanCase& c :
-       {NanCase{{.causal = true, .cu_seqlens = packed}, 1, 300, 300, 70, 160, 70, 160},
-        NanCase{
-            {.causal = true, .window = 20, .cu_seqlens = packed}, 1, 300, 300, 70, 160, 70, 160},
-        NanCase{{.cu_seqlens = packed}, 1, 300, 300, 70, 160, 70, 160},
-        NanCase{{.causal = true}, 2, 290, 290, 290, 290, 290, 290},
-        NanCase{{.causal = true, .window = 20}, 2, 200, 210, 0, 200, 0, 210},
-        NanCase{{}, 2, 100, 140, 0, 100, 0, 140}})
-    for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
-      const TensorList in = inputs({c.b, c.t, c.s, kHeads, kKeyHeads, 19}, t);
-      const Tensor dy = test::random({c.b, c.t, kHeads, 19}, 9, t), y = op(c.o)(in);
-      const TensorList want = gradients(in, c.o, dy);
-      for (const Place place : {Place::key, Place::query, Place::gradient}) {
-        CAPTURE(message("NaN in place {}, {} queries, {}, window {}, {}", static_cast<int>(place),
-                        c.t, c.o.causal ? "causal" : "not causal", c.o.window, t));
-        const TensorList bad = {in[0].clone(), in[1].clone(), in[2]};
-        const Tensor bad_dy = dy.clone();
-        const Tensor row = place == Place::key     ? row_of(bad[1], c.k0 + kKey, kHead / 2)
-                           : place == Place::query ? row_of(bad[0], c.q0 + kQuery, kHead)
-                                                   : row_of(bad_dy, c.q0 + kQuery, kHead);
-        // One NaN of dy would reach only its own element of dv.
-        (place == Place::gradient ? row : row.slice(0, 17, 18)).fill_(NAN);
-        const Reaches reach = reaches(c, place);
-        CHECK(misplaced(op(c.o)(bad), y, reach.y) == "");
-        const TensorList got = gradients(bad, c.o, bad_dy);
-        CHECK(misplaced(got[0], want[0], reach.dq) == "");
-        for (int i : {1, 2}) CHECK(misplaced(got[i], want[i], reach.dk) == "");
-      }
-    }
 }
 
 TEST_CASE("attention: packed sequences see only themselves") {
@@ -462,119 +315,6 @@ TEST_CASE("attention: gradients in f32 and bf16 agree with f64") {
       CHECK(test::mismatch(got[i], want[i], 2 * test::tolerance(t)) == "");
     }
   }
-}
-
-TEST_CASE("attention: queries, keys and values may be views of one projection") {
-  const Tensor qkv = test::random({2, 9, 8 * 4}, 1, DType::f32);
-  const auto part = [&](std::int64_t at, std::int64_t heads) {
-    const Tensor t = qkv.slice(2, at * 4, (at + heads) * 4);
-    return t.alias({2, 9, heads, 4}, {t.strides()[0], t.strides()[1], 4, 1}, 0);
-  };
-  const Tensor q = part(0, 4), k = part(4, 2), v = part(6, 2);
-  CHECK(test::different_bits(attention(q, k, v), attention(q.clone(), k.clone(), v.clone())) == "");
-  // A cache longer than its contents.
-  const Tensor cache = test::random({2, 20, 2, 4}, 5, DType::f32);
-  CHECK(test::different_bits(attention(q, cache.slice(1, 0, 9), v),
-                             attention(q, cache.slice(1, 0, 9).clone(), v)) == "");
-}
-
-TEST_CASE("attention_packed: gives the bits of attention on its parts and one gradient") {
-  struct Case {
-    std::int64_t b, t, heads, kv, d;
-  };
-  for (const Case& c : {Case{2, 9, 4, 2, 4}, Case{1, 70, 2, 2, 6}, Case{1, 1, 1, 1, 1},
-                        Case{2, 0, 3, 1, 4}, Case{0, 3, 3, 1, 4}})
-    for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16})
-      for (const AttentionOptions& o :
-           {AttentionOptions{}, AttentionOptions{.causal = true, .window = 5},
-            AttentionOptions{.causal = true, .dropout = 0.3, .key = {5, 1, 0}}}) {
-        const Tensor x = test::random({c.b, c.t, c.heads + 2 * c.kv, c.d}, 1, t);
-        const Tensor dy = test::random({c.b, c.t, c.heads, c.d}, 2, t);
-        const auto both = [&](auto f) {
-          Tape tape;
-          const Tensor leaf = x.clone().set_requires_grad();
-          const Tensor y = f(leaf);
-          return TensorList{y, tape.gradients(y, {leaf}, dy)[0]};
-        };
-        const TensorList got =
-            both([&](const Tensor& p) { return attention_packed(p, c.heads, c.kv, o); });
-        const TensorList want = both([&](const Tensor& p) {
-          return attention(p.narrow(2, 0, c.heads).contiguous(),
-                           p.narrow(2, c.heads, c.kv).contiguous(),
-                           p.narrow(2, c.heads + c.kv, c.kv).contiguous(), o);
-        });
-        for (int i = 0; i < 2; ++i) CHECK(test::different_bits(got[i], want[i]) == "");
-      }
-  const AttentionOptions packed_row{.causal = true, .cu_seqlens = cu({0, 4, 4, 9})};
-  for (const AttentionOptions& o : {AttentionOptions{.causal = true}, packed_row})
-    CHECK(gradcheck([&](const TensorList& in) { return attention_packed(in[0], 2, 1, o); },
-                    {test::random({1, 9, 4, 3}, 1)}) == "");
-  CHECK(gradcheck([](const TensorList& in) { return attention_packed(in[0], 2, 1); },
-                  {test::strided(test::random({2, 5, 4, 3}, 1))}) == "");
-}
-
-TEST_CASE("attention: axes of length 1 may have any stride in any memory order") {
-  // One token per row is a decode step; it usually arises from (B, H, 1, D) viewed as (B, 1, H, D).
-  for (const Sizes& z : {Sizes{3, 1, 1, 2, 2, 5}, Sizes{2, 1, 4, 4, 2, 3}, Sizes{2, 3, 1, 2, 1, 4},
-                         Sizes{2, 1, 1, 1, 1, 4}, Sizes{2, 1, 1, 3, 1, 1}, Sizes{1, 1, 1, 2, 1, 3},
-                         Sizes{2, 3, 3, 1, 1, 2}})
-    for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
-      const TensorList in = inputs(z, t);
-      const Tensor dy = test::random({z.b, z.t, z.h, z.d}, 4, t);
-      const Tensor want = attention(in[0], in[1], in[2]);
-      const TensorList grads = gradients(in, {}, dy);
-      std::array<int, 4> order = {0, 1, 2, 3};
-      do {
-        for (const std::int64_t any : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1} << 40}) {
-          TensorList moved;
-          for (const Tensor& x : in) moved.push_back(in_memory(x, order, any));
-          CHECK(test::different_bits(attention(moved[0], moved[1], moved[2]), want) == "");
-          const TensorList g = gradients(moved, {}, in_memory(dy, order, any));
-          for (int i = 0; i < 3; ++i) CHECK(test::different_bits(g[i], grads[i]) == "");
-        }
-      } while (std::next_permutation(order.begin(), order.end()));
-    }
-}
-
-TEST_CASE("attention_packed: axes of length 1 may have any stride in any memory order") {
-  for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16})
-    for (const std::int64_t heads : {1, 4})
-      for (const std::int64_t tokens : {1, 3})
-        for (const std::int64_t batch : {1, 2}) {
-          const std::int64_t kv = heads == 1 ? 1 : 2;
-          const Tensor x = test::random({batch, tokens, heads + 2 * kv, 3}, 1, t);
-          const Tensor dy = test::random({batch, tokens, heads, 3}, 2, t);
-          const auto both = [&](const Tensor& packed, const Tensor& of_y) {
-            Tape tape;
-            const Tensor leaf = packed.detach().set_requires_grad();
-            const Tensor y = attention_packed(leaf, heads, kv);
-            return TensorList{y, tape.gradients(y, {leaf}, of_y)[0]};
-          };
-          const TensorList want = both(x, dy);
-          std::array<int, 4> order = {0, 1, 2, 3};
-          do {
-            for (const std::int64_t any : {0, 1, 7, 100}) {
-              const TensorList got = both(in_memory(x, order, any), in_memory(dy, order, any));
-              for (int i = 0; i < 2; ++i) CHECK(test::different_bits(got[i], want[i]) == "");
-            }
-          } while (std::next_permutation(order.begin(), order.end()));
-        }
-}
-
-TEST_CASE("attention_packed: errors and meta device") {
-  const auto text = [](const Shape& s, std::int64_t heads, std::int64_t kv) {
-    return test::error_of([&] { attention_packed(Tensor::zeros(s), heads, kv); });
-  };
-  CHECK(text({2, 3, 24}, 4, 2) ==
-        "attention_packed: packed must have shape (batch, tokens, 4 query + 2 * 2 key heads, "
-        "head_dim), got [2, 3, 24]");
-  CHECK(text({2, 3, 9, 4}, 4, 2) ==
-        "attention_packed: packed must have shape (batch, tokens, 4 query + 2 * 2 key heads, "
-        "head_dim), got [2, 3, 9, 4]");
-  CHECK(text({2, 3, 7, 4}, 3, 2) == "attention: heads 3 must be a multiple of kv_heads 2");
-  const Tensor y = attention_packed(Tensor::empty({2, 3, 8, 4}, DType::bf16, kMeta), 4, 2);
-  CHECK(y.is_meta());
-  CHECK(y.shape() == Shape{2, 3, 4, 4});
 }
 
 TEST_CASE("attention: dropout zeroes the weights selected by its key in forward and backward") {
