@@ -37,8 +37,7 @@ constexpr int kFrontHeaders = 1 << 12;          // headers without memory that o
 
 constexpr int kFrontClasses = class_of(kFrontBlock) + 1;
 
-void count_alloc(const Storage* s, MemoryCounters& c) {
-  const bool alone = Counter::counts_alone();
+inline void count_alloc(const Storage* s, MemoryCounters& c, bool alone) {
   c.by_category[static_cast<int>(s->category)].add(s->capacity, alone);
   c.live.add(s->capacity, alone);
   const std::int64_t live = c.live.get();
@@ -60,18 +59,14 @@ void count_as(Storage* s, std::int64_t bytes) {
   s->capacity = bytes;
 }
 
-// Blocks that this thread freed last. Taking one needs no lock. When the thread ends, the blocks
-// move to the shared cache.
+// Blocks that this thread freed last. Taking one needs no lock.
 struct FrontCache {
+  enum class State : std::uint8_t { unused, open, closed };
   Storage* heads[kFrontClasses] = {};
   Storage* headers = nullptr;  // for meta storages and emptied ones: headers without memory
-  int header_count = 0;
   std::int64_t bytes = 0;
-  bool alive = true;
-  ~FrontCache() {
-    alive = false;
-    flush();
-  }
+  int header_count = 0;
+  State state = State::unused;
   void flush() {
     for (Storage*& head : heads)
       while (Storage* s = head) {
@@ -86,7 +81,23 @@ struct FrontCache {
     }
   }
 };
-thread_local FrontCache front;
+// Has no destructor, since each access would ask whether it was constructed.
+constinit thread_local FrontCache front;
+
+// Returns the blocks when the thread ends. Destructors that run later free to the shared cache.
+struct FrontEnd {
+  FrontEnd() { front.state = FrontCache::State::open; }
+  ~FrontEnd() {
+    front.state = FrontCache::State::closed;
+    front.flush();
+  }
+};
+[[gnu::noinline, gnu::cold]] bool open_front() {
+  if (front.state == FrontCache::State::unused) static thread_local const FrontEnd end;
+  return front.state == FrontCache::State::open;
+}
+// Whether the thread may cache what it frees.
+bool keeps_freed() { return front.state == FrontCache::State::open || open_front(); }
 
 Storage* bare_header() {
   Storage* s = front.headers;
@@ -100,7 +111,8 @@ void drop_bare_header(Storage* s) {
   s->data = nullptr;
   s->capacity = 0;
   s->used_on.clear();
-  if (!front.alive || front.header_count == kFrontHeaders) return SharedCache::get().drop_header(s);
+  if (!keeps_freed() || front.header_count == kFrontHeaders)
+    return SharedCache::get().drop_header(s);
   s->class_next = front.headers;
   front.headers = s;
   ++front.header_count;
@@ -158,7 +170,7 @@ void free_block(Storage* s) {
   if (s->guarded) disarm_guards(s);
   if (s->device.is_cpu()) forbid(s->data, class_bytes(s->size_class));
   if (s->size_class >= kFrontClasses) count_as(s, class_bytes(s->size_class));
-  if (s->device.is_cpu() && s->size_class < kFrontClasses && front.alive &&
+  if (s->device.is_cpu() && s->size_class < kFrontClasses && keeps_freed() &&
       front.bytes + s->capacity <= kFrontBytes) {
     s->class_next = front.heads[s->size_class];
     front.heads[s->size_class] = s;
@@ -238,7 +250,7 @@ Storage* start(Storage* s, std::int64_t bytes, Device device) {
   }
   start(s, bytes, device);
   if (guarded) arm_guards(s, fill_nan);
-  count_alloc(s, counters_of(device));
+  count_alloc(s, counters_of(device), Counter::counts_alone());
   if (detail::tracing_blocks()) detail::trace_allocated(*s);
   return s;
 }
@@ -252,10 +264,11 @@ Storage* allocate_storage(std::int64_t bytes, Device device, bool fill_nan) {
       block_watchers.load(std::memory_order_relaxed) == 0) [[likely]] {
     if (Storage* s = take_front_block(class_of(bytes))) [[likely]] {
       MemoryCounters& c = counters_of(kCpu);
-      c.hits.add(1);
+      const bool alone = Counter::counts_alone();
+      c.hits.add(1, alone);
       start(s, bytes, kCpu);
       permit(s->data, bytes);
-      count_alloc(s, c);
+      count_alloc(s, c, alone);
       return s;
     }
   }
