@@ -31,7 +31,7 @@ void run_tile(const Product<T, Out>& p, ProductEngine engine, std::int64_t index
 template <class T, class Out>
 void run_part(const Product<T, Out>& p, std::int64_t begin, std::int64_t end, std::int64_t units) {
   if constexpr (!std::is_same_v<T, double>)
-    if (p.m == 1 && p.has_dot_products()) {
+    if (p.has_dot_products()) {
       if (begin == 0) dot_products(p, 0, p.n);  // a group may have several fixed tiles
       return;
     }

@@ -42,13 +42,12 @@ struct Product {
 
   bool small() const { return is_small_product(m, n, k); }
 
-  /// One or a few rows times the rows of a weight, as in generation: dot_products() is fastest.
+  /// One or a few rows times the rows of a weight, as in generation: dot_products() is fastest, and
+  /// each row has the bits that it has alone.
   bool has_dot_products() const {
+    constexpr std::int64_t kRows = 8;      // for more, packing is faster
     constexpr std::int64_t kLongRow = 64;  // fills the vectors of a dot product
-    constexpr std::int64_t kRows = 3;      // for more, packing them is faster, and oneDNN from 2 on
-    if (!trans_b || trans_a || k < kLongRow) return false;
-    if (m == 1 || small()) return true;
-    return std::is_same_v<T, float> && m <= kRows && gemm_engine() == ProductEngine::packed;
+    return trans_b && !trans_a && k >= kLongRow && (m <= kRows || small());
   }
 
   Product tile(std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t cols) const {
@@ -81,12 +80,25 @@ struct Product {
 /// Computes columns [begin, end) of a product that has_dot_products().
 template <class T, class Out>
 void dot_products(const Product<T, Out>& p, std::int64_t begin, std::int64_t end) {
-  const auto dot = simd().of<T>().dot;
-  for (std::int64_t j = begin; j < end; ++j)
-    for (std::int64_t i = 0; i < p.m; ++i) {
-      Out& c = p.c[i * p.ldc + j];
-      c = Out(dot(p.a + i * p.lda, p.b + j * p.ldb, p.k) +
-              (p.accumulate ? static_cast<float>(c) : 0.0f));
+  constexpr std::int64_t kRows = 8, kColumns = 64;
+  float sums[kRows * kColumns];
+  for (std::int64_t j = begin; j < end; j += kColumns)
+    for (std::int64_t i = 0; i < p.m; i += kRows) {
+      const std::int64_t rows = std::min(kRows, p.m - i), columns = std::min(kColumns, end - j);
+      simd().of<T>().dots({.x = p.a + i * p.lda,
+                           .ldx = p.lda,
+                           .rows = rows,
+                           .y = p.b + j * p.ldb,
+                           .ldy = p.ldb,
+                           .columns = columns,
+                           .n = p.k,
+                           .sums = sums,
+                           .ld_sums = kColumns});
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t q = 0; q < columns; ++q) {
+          Out& c = p.c[(i + r) * p.ldc + j + q];
+          c = Out(sums[r * kColumns + q] + (p.accumulate ? static_cast<float>(c) : 0.0f));
+        }
     }
 }
 

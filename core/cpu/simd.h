@@ -13,6 +13,18 @@ namespace weft {
 template <class T>
 inline constexpr bool kHasRows = !std::is_same_v<T, double> && !std::is_integral_v<T>;
 
+/// sums (rows, columns) = x (rows, n) y (columns, n)^T, with the distances of their rows.
+template <class T>
+struct DotProducts {
+  const T* x;
+  std::int64_t ldx = 0, rows;
+  const T* y;
+  std::int64_t ldy = 0, columns;
+  std::int64_t n;
+  float* sums;
+  std::int64_t ld_sums = 0;
+};
+
 /// Functions over one contiguous row (or array) of n elements. T is float, bf16 or f16. Arithmetic
 /// is f32 in sixteen lanes with a fixed summation order, so every instruction set gives the same
 /// bits.
@@ -57,6 +69,8 @@ struct RowKernels {
   /// In sixteen f64 sums, which are then added.
   double (*sum_squares)(const T* x, std::int64_t n);
   float (*dot)(const T* x, const T* y, std::int64_t n);  ///< the sum of x y
+  /// The same for each pair of rows.
+  void (*dots)(const DotProducts<T>& dots);
   /// sums[c] = x[c] + x[stride + c] + ... over n rows, in this order and in f32.
   void (*column_sums)(const T* x, std::int64_t n, std::int64_t stride, std::int64_t width,
                       float* sums);

@@ -72,27 +72,29 @@ TEST_CASE("linear: narrow f32 rows, where one kernel computes product and bias")
       }
 }
 
-TEST_CASE("linear: up to three f32 rows are dot products where products are in-tree") {
+TEST_CASE("linear: up to eight rows are dot products, with the bits of each row alone") {
   const test::RestoreKernels restore;
-  cpu::set_gemm_engine("weft");
-  const std::int64_t n = 300, k = 600;
-  const Tensor w = test::random({n, k}, 2, DType::f32), b = test::random({n}, 3, DType::f32);
-  for (const std::int64_t m : {1, 2, 3, 4, 17}) {
-    CAPTURE(m);
-    const bool dots = m == 1 || (m <= 3 && simd().panels<float>().fast);
-    CHECK(cpu::Product<float>{nullptr, nullptr, nullptr, m, n, k, k, k, n, false, true, false}
-              .has_dot_products() == dots);
-    const Tensor x = test::random({m, k}, 1, DType::f32), y = linear(x, w, b);
-    CHECK(fuses_bias(x, w, y) == (simd().panels<float>().fast && !dots));
-    CHECK(test::mismatch(y, linear(x.to(DType::f64), w.to(DType::f64), b.to(DType::f64)), 2e-4) ==
-          "");
-    for (const int t : {1, 2, 4}) {
-      const test::RestoreThreads threads(t);
-      CHECK(test::different_bits(linear(x, w, b), y) == "");
-    }
-    for (std::int64_t i = 0; dots && i < m; ++i)
-      CHECK(test::different_bits(linear(x.narrow(0, i, 1), w, b), y.narrow(0, i, 1)) == "");
-  }
+  const std::int64_t n = 301, k = 603;
+  const bool has_library = test::error_of([] { cpu::set_gemm_engine("onednn"); }) == "no error";
+  for (const char* const engine : {"weft", "onednn"})
+    for (const DType t : {DType::f32, DType::bf16, DType::f16})
+      for (const std::int64_t m : {1, 2, 3, 4, 7, 8, 9}) {
+        if (engine[0] == 'o' && !has_library) continue;
+        cpu::set_gemm_engine(engine);
+        CAPTURE(message("{} rows of {}, {}", m, t, engine));
+        const Tensor w = test::random({n, k}, 2, t), x = test::random({m, k}, 1, t);
+        const Tensor b = test::random({n}, 3, t), y = linear(x, w, b);
+        CHECK(test::mismatch(y, linear(x.to(DType::f64), w.to(DType::f64), b.to(DType::f64)),
+                             t == DType::f32 ? 2e-4 : test::tolerance(t)) == "");
+        if (m > 8) continue;
+        CHECK(!fuses_bias(x, w, y));
+        for (const int threads : {1, 2, 4}) {
+          const test::RestoreThreads restore_threads(threads);
+          CHECK(test::different_bits(linear(x, w, b), y) == "");
+        }
+        for (std::int64_t i = 0; i < m; ++i)
+          CHECK(test::different_bits(linear(x.narrow(0, i, 1), w, b), y.narrow(0, i, 1)) == "");
+      }
 }
 
 TEST_CASE("linear: bf16 rounds the sum of product and bias once") {

@@ -1,6 +1,7 @@
 // Sums and rotary embedding of every instruction set equal their definitions bit by bit.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <vector>
 
 #include "weft/core/cpu/simd.h"
@@ -52,6 +53,45 @@ TEST_CASE_TEMPLATE("simd sums: columns are summed row by row in f32", T, float, 
           CHECK(got[static_cast<std::size_t>(c)] == want);
         }
       }
+}
+
+TEST_CASE_TEMPLATE("simd sums: dot products of rows use sixteen sums each", T, float, bf16, f16) {
+  constexpr std::int64_t kRow = 75, kSums = 12;
+  const auto index = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+  const Tensor x = test::random({9, kRow}, 4).to(dtype_of<T>());
+  const Tensor y = test::random({11, kRow}, 5).to(dtype_of<T>());
+  const auto dot = [](const T* a, const T* b, std::int64_t n) {
+    float lanes[16] = {};
+    for (std::int64_t i = 0; i < n; ++i)
+      lanes[i % 16] = std::fma(static_cast<float>(a[i]), static_cast<float>(b[i]), lanes[i % 16]);
+    for (int half = 8; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+  };
+  for (const SimdTable* table : simd_tables())
+    for (const std::int64_t rows : {1, 2, 3, 4, 5, 7, 8, 9})
+      for (const std::int64_t columns : {0, 1, 2, 3, 4, 5, 11})
+        for (const std::int64_t n : {0, 1, 15, 16, 33, 70}) {
+          CAPTURE(message("{}: {} x {} products of {}", table->name, rows, columns, n));
+          std::vector<float> got(index(10 * kSums), 7.0f);
+          const T *px = x.data<T>() + 1, *py = y.data<T>() + 3;
+          table->of<T>().dots({.x = px,
+                               .ldx = kRow,
+                               .rows = rows,
+                               .y = py,
+                               .ldy = kRow,
+                               .columns = columns,
+                               .n = n,
+                               .sums = got.data(),
+                               .ld_sums = kSums});
+          for (std::int64_t i = 0; i < 10; ++i)
+            for (std::int64_t j = 0; j < kSums; ++j) {
+              const bool inside = i < rows && j < columns;
+              const float want = inside ? dot(px + i * kRow, py + j * kRow, n) : 7.0f;
+              CHECK(got[index(i * kSums + j)] == want);
+              if (inside) CHECK(table->of<T>().dot(px + i * kRow, py + j * kRow, n) == want);
+            }
+        }
 }
 
 TEST_CASE_TEMPLATE("simd rope: halves of any length are rotated by sine and cosine", T, float,
