@@ -11,6 +11,13 @@
 #include "weft/nn/walk.h"
 
 namespace weft::nn {
+namespace {
+
+void fill_tables(Module& model) {
+  detail::for_each_module(model, [](const std::string&, Module& m) { m.fill_tables(); });
+}
+
+}  // namespace
 
 Init Init::xavier_uniform(std::int64_t fan_in, std::int64_t fan_out, double gain) {
   check(fan_in + fan_out > 0, "xavier_uniform: fan_in + fan_out must be above 0, got {}",
@@ -64,12 +71,12 @@ void init(Module& model, std::uint64_t seed, const ShardSpecs& parts, const Tens
       slot.init.fill(slot.tensor->detach().alias({count}, {1}, own), of_run);
     });
   });
-  if (tables)
-    detail::for_each_module(model, [](const std::string&, Module& m) { m.fill_tables(); });
+  if (tables) fill_tables(model);
 }
 
-void materialise(Module& model, Device device, std::uint64_t seed, const ShardSpecs& parts,
-                 const TensorFilter& only) {
+namespace {
+
+void allocate_chosen(Module& model, Device device, const TensorFilter& only) {
   detail::for_each_distinct_tensor(model, [&](const std::string& name, const Slot& slot) {
     const Tensor& t = *slot.tensor;
     if (!t.is_meta() || (only && !only(t, slot.is_buffer))) return;
@@ -79,7 +86,20 @@ void materialise(Module& model, Device device, std::uint64_t seed, const ShardSp
     if (slot.is_buffer) fresh.zero_();
     detail::replace_storage(t, fresh);
   });
+}
+
+}  // namespace
+
+void materialise(Module& model, Device device, std::uint64_t seed, const ShardSpecs& parts,
+                 const TensorFilter& only) {
+  allocate_chosen(model, device, only);
   init(model, seed, parts, only);
+}
+
+void to_empty(Module& model, Device device) {
+  allocate_chosen(model, device, {});
+  assign_names(model);
+  fill_tables(model);
 }
 
 }  // namespace weft::nn

@@ -12,7 +12,7 @@
 #include "weft/io/checkpoint.h"
 #include "weft/io/file.h"
 #include "weft/io/json.h"
-#include "weft/nn/fp8.h"
+#include "weft/nn/init.h"
 #include "weft/tokenizer/tokenizer.h"
 
 namespace weft::examples {
@@ -53,6 +53,11 @@ std::vector<std::int32_t> ids_in(const std::string& file) {
   return ids;
 }
 
+nn::Gpt on_meta(const nn::GptConfig& config) {
+  const nn::DeviceScope scope(kMeta);
+  return nn::Gpt(config);
+}
+
 }  // namespace
 
 // Tables and caches get the length that is needed, not the model's maximum: that number comes from
@@ -63,10 +68,10 @@ nn::Gpt load_model(const nn::GptConfig& config, const distributed::ShardFiles& f
   nn::GptConfig c = config;
   const std::int64_t seq = std::clamp(tokens + c.mtp.depths, c.mtp.depths + 1, c.seq);
   if (c.arch == nn::Arch::llama) c.seq = seq;  // gpt2 has a trained embedding for every position
-  nn::Gpt model(c);
-  StateDict weights = files.state_dict();
-  std::erase_if(weights, [](const auto& entry) { return nn::is_fp8_state(entry.first); });
-  model.load_state_dict(weights);
+  nn::Gpt model = on_meta(c);
+  nn::to_empty(model, kCpu);
+  for (const auto& [name, tensor] : model.state_dict())
+    files.read_into(name, distributed::ShardSlice::of(tensor.shape()), tensor);
   if (merger)
     for (const NamedTensor& p : model.named_parameters()) merger->add_to(p.name, 0, p.tensor);
   model.config.seq = seq;

@@ -250,6 +250,13 @@ TEST_CASE("from PyTorch: dtype, device, threads") {
     nn::materialise(planned, kCpu, 1);
     CHECK(!planned.up.weight.is_meta());
   }
+  {
+    const nn::DeviceScope on_meta(kMeta);
+    Net planned;
+    nn::to_empty(planned, kCpu);
+    planned.load_state_dict(model.state_dict());
+    CHECK(test::different_bits(planned.up.weight, model.up.weight.to(DType::f32)) == "");
+  }
   const test::RestoreThreads restore;
   set_num_threads(2);
   CHECK(num_threads() == 2);

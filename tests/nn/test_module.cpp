@@ -304,6 +304,26 @@ TEST_CASE("materialise: a model built on meta gets the values of one built in me
   CHECK(test::different_bits(built.angles, late->angles) == "");
 }
 
+TEST_CASE("to_empty: a model built on meta gets memory and tables, and draws nothing") {
+  Sample built;
+  nn::init(built, 9);
+  std::unique_ptr<Sample> late;
+  {
+    const nn::DeviceScope meta(kMeta);
+    late = std::make_unique<Sample>();
+  }
+  set_debug_allocator(true);  // new memory of numbers holds NaN
+  nn::to_empty(*late, kCpu);
+  set_debug_allocator(false);
+  for (const Tensor& p : late->parameters()) CHECK(std::isnan(weft::max(p).item()));
+  CHECK(late->tied.weight.same(late->in.weight));
+  CHECK(test::different_bits(late->counter, Tensor::zeros({2}, DType::i64)) == "");
+  CHECK(test::different_bits(built.angles, late->angles) == "");
+  late->load_state_dict(built.state_dict());
+  for (const auto& [name, tensor] : built.state_dict())
+    CHECK(test::different_bits(tensor, late->state_dict().at(name)) == "");
+}
+
 TEST_CASE("dropout module: active only in training and keyed by step and name") {
   struct Two : nn::Module {
     nn::Dropout a{0.5}, b{0.5};
