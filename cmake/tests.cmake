@@ -126,10 +126,10 @@ if(WEFT_SANITIZE STREQUAL "")
       ENVIRONMENT "WEFT_ISA=${isa};${ARGN}")
   endfunction()
   foreach(stem attention attention_nan attention_packed bf16_product causal_conv1d cross_entropy
-      elementwise expert_fp8 experts fp8 fp8_layers fp8_linear fp8_overlap gated_delta golden_moe gpt grouped_linear layer_norm linear
-      linear_cross_entropy low_precision main_grad matmul mla mlp moe moe_fp8 recompute_parts
-      recurrent reduce rms_norm rope rounding router scaled_activation simd simd_attention simd_sums
-      softmax swiglu)
+      elementwise expert_fp8 experts fp8 fp8_layers fp8_linear fp8_overlap gated_delta golden_moe
+      gpt gpt_rows grouped_linear layer_norm linear linear_cross_entropy low_precision main_grad
+      matmul mla mlp moe moe_fp8 recompute_parts recurrent reduce rms_norm rope rounding router
+      scaled_activation simd simd_attention simd_sums softmax swiglu)
     weft_isa_test(avx2 ${stem} ONEDNN_MAX_CPU_ISA=AVX2)
   endforeach()
   foreach(stem attention attention_nan attention_packed causal_conv1d cross_entropy fp8 layer_norm

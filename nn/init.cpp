@@ -17,6 +17,18 @@ void fill_tables(Module& model) {
   detail::for_each_module(model, [](const std::string&, Module& m) { m.fill_tables(); });
 }
 
+void allocate_chosen(Module& model, Device device, const TensorFilter& only) {
+  detail::for_each_distinct_tensor(model, [&](const std::string& name, const Slot& slot) {
+    const Tensor& t = *slot.tensor;
+    if (!t.is_meta() || (only && !only(t, slot.is_buffer))) return;
+    const ProfileScope scope(name.c_str());
+    const CategoryScope category(slot.is_buffer ? Category::other : Category::parameter);
+    const Tensor fresh = Tensor::empty(t.shape(), t.dtype(), device);
+    if (slot.is_buffer) fresh.zero_();
+    detail::replace_storage(t, fresh);
+  });
+}
+
 }  // namespace
 
 Init Init::xavier_uniform(std::int64_t fan_in, std::int64_t fan_out, double gain) {
@@ -73,22 +85,6 @@ void init(Module& model, std::uint64_t seed, const ShardSpecs& parts, const Tens
   });
   if (tables) fill_tables(model);
 }
-
-namespace {
-
-void allocate_chosen(Module& model, Device device, const TensorFilter& only) {
-  detail::for_each_distinct_tensor(model, [&](const std::string& name, const Slot& slot) {
-    const Tensor& t = *slot.tensor;
-    if (!t.is_meta() || (only && !only(t, slot.is_buffer))) return;
-    const ProfileScope scope(name.c_str());
-    const CategoryScope category(slot.is_buffer ? Category::other : Category::parameter);
-    const Tensor fresh = Tensor::empty(t.shape(), t.dtype(), device);
-    if (slot.is_buffer) fresh.zero_();
-    detail::replace_storage(t, fresh);
-  });
-}
-
-}  // namespace
 
 void materialise(Module& model, Device device, std::uint64_t seed, const ShardSpecs& parts,
                  const TensorFilter& only) {

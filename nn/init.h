@@ -56,7 +56,8 @@ void init(Module& model, std::uint64_t seed, const ShardSpecs& parts = {},
 void materialise(Module& model, Device device, std::uint64_t seed, const ShardSpecs& parts = {},
                  const TensorFilter& only = {});
 
-/// The same for a model whose parameters are read next, from files for example: draws nothing.
+/// The same for a model whose parameters are read next, from files for example: draws nothing, and
+/// leaves parameters that are in memory as they are.
 void to_empty(Module& model, Device device);
 
 }  // namespace weft::nn

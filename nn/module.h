@@ -173,8 +173,8 @@ class Module {
   std::uint64_t stream_ = 0;
 };
 
-/// Gives every module its dotted name relative to `root`, the key of its dropout. Gpt(), init() and
-/// materialise() call it; call it on other models before training with dropout.
+/// Gives every module its dotted name relative to `root`, the key of its dropout. Gpt(), init(),
+/// materialise() and to_empty() call it; call it on other models before training with dropout.
 void assign_names(Module& root);
 
 /// The tree with shapes, parameter counts and dtypes.

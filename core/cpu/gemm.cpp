@@ -120,6 +120,12 @@ Product<T, Out> product(const GemmShape& g, const T* a, const T* b, Out* c, std:
   return {a, b, c, g.m, g.n, g.k, g.lda, g.ldb, g.ldc, g.trans_a, g.trans_b, g.accumulate};
 }
 
+// Whether row_product() computes it, if it is not f64.
+bool has_dot_products(const GemmShape& g) {
+  return g.batch.numel() == 1 &&
+         product<float, float>(g, nullptr, nullptr, nullptr, 0).has_dot_products();
+}
+
 // `second`: m x n numbers for the sums of the second half.
 void product_in_halves(const Product<float>& p, const Tensor& second, const Tensor& out) {
   const std::int64_t half = (p.k + 1) / 2;
@@ -191,6 +197,7 @@ std::int64_t gemm_scratch(const GemmShape& g, DType dtype, Device device) {
   if (dtype == DType::f32) return adds_halves(g) ? g.m * g.n : 0;
   if (!is_half(dtype)) return 0;
   if (dtype == DType::bf16 && cpu::multiplies_bf16()) return 0;
+  if (has_dot_products(g)) return 0;
   const std::int64_t m = widened(g.m), n = widened(g.n), k = widened(g.k);
   return m * k + k * n + m * n;
 }
@@ -207,7 +214,7 @@ void gemm(const Tensor& a, const Tensor& b, const GemmShape& g, const Tensor& sc
     if constexpr (kIsHalf<T>) {
       const auto into = [&]<class Out>(Out* c) {
         const auto at = [&](std::int64_t i) { return product(g, pa, pb, c, i); };
-        if (batch == 1 && at(0).has_dot_products()) return row_product(at(0));
+        if (has_dot_products(g)) return row_product(at(0));
         if constexpr (std::is_same_v<T, bf16>)
           if (!scratch.defined())
             return run_tiles<bf16, Out>(batch, at, cpu::engine_for<bf16>(g.m, g.n, g.k));

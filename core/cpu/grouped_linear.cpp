@@ -31,10 +31,7 @@ void run_tile(const Product<T, Out>& p, ProductEngine engine, std::int64_t index
 template <class T, class Out>
 void run_part(const Product<T, Out>& p, std::int64_t begin, std::int64_t end, std::int64_t units) {
   if constexpr (!std::is_same_v<T, double>)
-    if (p.has_dot_products()) {
-      if (begin == 0) dot_products(p, 0, p.n);  // a group may have several fixed tiles
-      return;
-    }
+    if (p.has_dot_products()) return dot_products(p, p.n * begin / units, p.n * end / units);
   const ProductEngine engine = engine_for<T>(p.m, p.n, p.k);
   if (needs_fixed_tiles<T>()) {
     for (std::int64_t i = begin; i < end; ++i) run_tile(p, engine, i);

@@ -45,9 +45,11 @@ struct Product {
   /// One or a few rows times the rows of a weight, as in generation: dot_products() is fastest, and
   /// each row has the bits that it has alone.
   bool has_dot_products() const {
-    constexpr std::int64_t kRows = 8;      // for more, packing is faster
     constexpr std::int64_t kLongRow = 64;  // fills the vectors of a dot product
-    return trans_b && !trans_a && k >= kLongRow && (m <= kRows || small());
+    constexpr std::int64_t kRows = 8;      // for more, packing is faster
+    const bool row_of_b = trans_b || (n == 1 && ldb == 1);
+    if (!row_of_b || trans_a || k < kLongRow) return false;
+    return m == 1 || small() || (m <= kRows && simd().panels<float>().fast);
   }
 
   Product tile(std::int64_t i, std::int64_t j, std::int64_t rows, std::int64_t cols) const {

@@ -17,9 +17,11 @@ inline constexpr bool kHasRows = !std::is_same_v<T, double> && !std::is_integral
 template <class T>
 struct DotProducts {
   const T* x;
-  std::int64_t ldx = 0, rows;
+  std::int64_t ldx = 0;
+  std::int64_t rows;
   const T* y;
-  std::int64_t ldy = 0, columns;
+  std::int64_t ldy = 0;
+  std::int64_t columns;
   std::int64_t n;
   float* sums;
   std::int64_t ld_sums = 0;

@@ -12,6 +12,7 @@
 #include "weft/io/checkpoint.h"
 #include "weft/io/file.h"
 #include "weft/io/json.h"
+#include "weft/nn/fp8.h"
 #include "weft/nn/init.h"
 #include "weft/tokenizer/tokenizer.h"
 
@@ -70,8 +71,14 @@ nn::Gpt load_model(const nn::GptConfig& config, const distributed::ShardFiles& f
   if (c.arch == nn::Arch::llama) c.seq = seq;  // gpt2 has a trained embedding for every position
   nn::Gpt model = on_meta(c);
   nn::to_empty(model, kCpu);
-  for (const auto& [name, tensor] : model.state_dict())
-    files.read_into(name, distributed::ShardSlice::of(tensor.shape()), tensor);
+  const StateDict own = model.state_dict();
+  StateDict others;  // other names of tied tensors
+  for (const std::string& name : files.names())
+    if (const auto it = own.find(name); it != own.end())
+      files.read_into(name, distributed::ShardSlice::of(it->second.shape()), it->second);
+    else if (!nn::is_fp8_state(name))
+      others[name] = files.whole(name);
+  if (!others.empty()) model.load_state_dict(others, false);
   if (merger)
     for (const NamedTensor& p : model.named_parameters()) merger->add_to(p.name, 0, p.tensor);
   model.config.seq = seq;

@@ -26,7 +26,8 @@ ModelFolder open_model_folder(const std::string& path);
 ModelFolder open_hf_model(const std::string& path);
 
 /// The model, for texts of at most `tokens` tokens, which may be more than it can take; with the
-/// adapter in a folder, if one is named.
+/// adapter in a folder, if one is named. `files`: those of a ModelFolder, or check_weights()
+/// accepted them.
 /// Throws Error as open_adapter().
 nn::Gpt load_model(const nn::GptConfig& config, const distributed::ShardFiles& files,
                    std::int64_t tokens, const std::string& adapter = {});

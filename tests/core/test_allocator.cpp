@@ -302,6 +302,23 @@ TEST_CASE("allocator: any thread may free a block and an ending thread shares it
   CHECK(block(50000).raw() == q);
 }
 
+TEST_CASE(
+    "allocator: a block that is freed after its thread's cache has ended goes to the shared one") {
+  release_cached_memory();
+  const MemoryStats start = memory_stats();
+  void* p = nullptr;
+  std::thread([&] {
+    static thread_local Tensor late;  // made before the cache, so it ends after it
+    late = block(30000);
+    p = late.raw();
+    block(20000);  // its memory opens the cache
+  }).join();
+  CHECK(memory_stats().live_bytes == start.live_bytes);
+  CHECK(memory_stats().cached_bytes ==
+        start.cached_bytes + size_class_bytes(30000) + size_class_bytes(20000));
+  CHECK(block(30000).raw() == p);
+}
+
 TEST_CASE("allocator: counts stay right when threads free each other's blocks") {
   release_cached_memory();
   const std::int64_t live = memory_stats().live_bytes;

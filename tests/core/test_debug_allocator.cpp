@@ -2,15 +2,11 @@
 
 #include "weft/core/allocator.h"
 #include "weft/core/parallel.h"
+#include "weft/tests/poisoned_memory.h"
 #include "weft/tests/support.h"
 
 namespace weft::debug_allocator_test {
 namespace {
-
-struct DebugOn {
-  DebugOn() { set_debug_allocator(true); }
-  ~DebugOn() { set_debug_allocator(false); }
-};
 
 // Accesses that AddressSanitizer would report and that the guard zones must detect.
 __attribute__((noinline, no_sanitize("address"))) float peek(const float* p) { return *p; }
@@ -38,14 +34,14 @@ long broken_by(auto&& f) {
 TEST_CASE("debug allocator: is off by default") {
   CHECK_FALSE(debug_allocator());
   {
-    DebugOn on;
+    test::PoisonedMemory on;
     CHECK(debug_allocator());
   }
   CHECK_FALSE(debug_allocator());
 }
 
 TEST_CASE("debug allocator: fresh floating memory is NaN and integers are unchanged") {
-  DebugOn on;
+  test::PoisonedMemory on;
   for (const DType t :
        {DType::f32, DType::f64, DType::bf16, DType::f16, DType::e4m3, DType::e5m2}) {
     CAPTURE(name(t));
@@ -58,7 +54,7 @@ TEST_CASE("debug allocator: fresh floating memory is NaN and integers are unchan
 }
 
 TEST_CASE("debug allocator: freed memory is poisoned") {
-  DebugOn on;
+  test::PoisonedMemory on;
   for (const std::int64_t n : {10, 10000, 1000000}) {
     Tensor x = Tensor::ones({n});
     const float* p = x.data<float>();
@@ -70,7 +66,7 @@ TEST_CASE("debug allocator: freed memory is poisoned") {
 }
 
 TEST_CASE("debug allocator: freeing detects a write on either side of the block") {
-  DebugOn on;
+  test::PoisonedMemory on;
   set_log_handler([](std::string_view line) { last_line = line; });
   for (const std::int64_t n : {1, 15, 16, 1000, 600000}) {
     CAPTURE(n);
@@ -92,7 +88,7 @@ TEST_CASE("debug allocator: freeing detects a write on either side of the block"
 }
 
 TEST_CASE("debug allocator: early release checks the guard zones too") {
-  DebugOn on;
+  test::PoisonedMemory on;
   CHECK(broken_by([] {
           const Tensor x = Tensor::zeros({8});
           poke(x.data<float>() + 8);
@@ -104,7 +100,7 @@ TEST_CASE("debug allocator: blocks from before and after the switch coexist") {
   Tensor plain = Tensor::ones({100});
   Tensor guarded;
   {
-    DebugOn on;
+    test::PoisonedMemory on;
     guarded = Tensor::ones({100});
     CHECK(reinterpret_cast<std::uintptr_t>(guarded.raw()) % 64 == 0);
     CHECK(broken_by([&] { plain = {}; }) == 0);

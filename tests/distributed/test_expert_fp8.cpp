@@ -12,6 +12,7 @@
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/moe.h"
 #include "weft/tests/expert_support.h"
+#include "weft/tests/poisoned_memory.h"
 
 namespace weft::distributed::expert_fp8_test {
 namespace {
@@ -152,7 +153,7 @@ TEST_CASE("expert fp8: three bits of mantissa show, within the bound of FP8") {
 }
 
 TEST_CASE("expert fp8: two layers in memory that is poisoned when it is given back") {
-  set_debug_allocator(true);
+  const test::PoisonedMemory memory;
   test::distributed_test(2, [](World& w) {
     const DeviceMesh mesh(w, {.ep = 2});
     for (const Dispatcher kind : {Dispatcher::all_to_all, Dispatcher::all_gather}) {
@@ -167,7 +168,6 @@ TEST_CASE("expert fp8: two layers in memory that is poisoned when it is given ba
         CHECK(std::isfinite(weft::sum(abs(g)).item()));
     }
   });
-  set_debug_allocator(false);
 }
 
 TEST_CASE("expert fp8: tokens take half of bf16's bytes and the scales") {

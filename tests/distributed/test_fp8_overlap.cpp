@@ -10,6 +10,7 @@
 #include "weft/core/allocator.h"
 #include "weft/distributed/comm_ops.h"
 #include "weft/distributed/fp8_overlap.h"
+#include "weft/tests/poisoned_memory.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
@@ -31,12 +32,6 @@ Tensor of_rank(const Shape& shape, int rank, std::uint64_t seed, DType dtype) {
              std::exp2(rank))
       .to(dtype);
 }
-
-// Memory holds NaN before it is written and after it was given back.
-struct Poisoned {
-  Poisoned() { set_debug_allocator(true); }
-  ~Poisoned() { set_debug_allocator(false); }
-};
 
 fp8::LayerState state_of(const Recipe& r) {
   fp8::LayerState s;
@@ -100,7 +95,7 @@ TensorList fp8_layers(const Layers& l, const Recipe& r, ProcessGroup& g, const F
 }  // namespace
 
 TEST_CASE("fp8 overlap: two layers have the bits of plain collectives in poisoned memory") {
-  const Poisoned memory;
+  const test::PoisonedMemory memory;
   distributed_test({1, 2, 3, 4}, [](World& w) {
     ProcessGroup& g = w.all();
     for (const Recipe& r : {Recipe{}, Recipe{.power_of_two = true},

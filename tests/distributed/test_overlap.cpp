@@ -5,6 +5,7 @@
 #include "weft/core/allocator.h"
 #include "weft/distributed/comm_ops.h"
 #include "weft/distributed/overlap.h"
+#include "weft/tests/poisoned_memory.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 
@@ -19,12 +20,6 @@ constexpr Overlap kForms[] = {Overlap::none, Overlap::ring, Overlap::pipeline};
 Tensor of_rank(const Shape& shape, int rank, std::uint64_t seed, DType dtype) {
   return test::random(shape, seed + 100 * static_cast<std::uint64_t>(rank), dtype);
 }
-
-// Reading memory before it is written gives NaN.
-struct Poisoned {
-  Poisoned() { set_debug_allocator(true); }
-  ~Poisoned() { set_debug_allocator(false); }
-};
 
 struct Outcome {
   Tensor y, dx, dw1, db, dw2;
@@ -46,7 +41,7 @@ Outcome two_layers(const Tensor& x_in, const TensorList& weights, const Up& up, 
 }  // namespace
 
 TEST_CASE("overlap: two layers equal plain collectives in poisoned memory") {
-  const Poisoned memory;
+  const test::PoisonedMemory memory;
   distributed_test({1, 2, 4}, [](World& w) {
     ProcessGroup& g = w.all();
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
@@ -87,7 +82,7 @@ TEST_CASE("overlap: two layers equal plain collectives in poisoned memory") {
 }
 
 TEST_CASE("overlap: a sum of input gradients that a product hides has the same bits") {
-  const Poisoned memory;
+  const test::PoisonedMemory memory;
   distributed_test({1, 2, 4}, [](World& w) {
     ProcessGroup& g = w.all();
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})

@@ -12,6 +12,7 @@
 #include "weft/autograd/reduce.h"
 #include "weft/core/allocator.h"
 #include "weft/nn/moe.h"
+#include "weft/tests/poisoned_memory.h"
 #include "weft/tests/support.h"
 
 namespace weft::moe_fp8_test {
@@ -83,12 +84,6 @@ MoE layer(DType dtype) {
   return moe;
 }
 
-// New memory holds NaN: a padding row that was not written would be the largest value.
-struct DebugMemory {
-  DebugMemory() { set_debug_allocator(true); }
-  ~DebugMemory() { set_debug_allocator(false); }
-};
-
 double distance(const Tensor& a, const Tensor& b) {
   return weft::max(abs(sub(a, b))).item() / weft::max(abs(b)).item();
 }
@@ -108,7 +103,8 @@ double tolerance_of(DType dtype, Fp8 where, std::int64_t terms) {
 }  // namespace
 
 TEST_CASE("D6: padding rows change nothing with and without fp8 products") {
-  const DebugMemory debug;
+  // A padding row that was not written would be the largest value.
+  const test::PoisonedMemory debug;
   for (const DType dtype : {DType::f32, DType::f64}) {
     const MoE moe = layer(dtype);
     for (const std::int64_t tokens : {1, 5, 33, 200})  // more padding rows than tokens, and fewer
