@@ -86,7 +86,10 @@ TEST_CASE("linear: up to eight rows are dot products, with the bits of each row 
         const Tensor b = test::random({n}, 3, t), y = linear(x, w, b);
         CHECK(test::mismatch(y, linear(x.to(DType::f64), w.to(DType::f64), b.to(DType::f64)),
                              t == DType::f32 ? 2e-4 : test::tolerance(t)) == "");
-        if (m > 8 || (m > 1 && !simd().panels<float>().fast)) continue;
+        const bool dots = m == 1 || (m <= 8 && simd().panels<float>().fast);
+        CHECK(cpu::Product<float>{nullptr, nullptr, nullptr, m, n, k, k, k, n, false, true, false}
+                  .has_dot_products() == dots);
+        if (!dots) continue;
         CHECK(!fuses_bias(x, w, y));
         for (const int threads : {1, 2, 4}) {
           const test::RestoreThreads restore_threads(threads);

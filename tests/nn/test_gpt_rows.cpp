@@ -35,7 +35,10 @@ std::vector<nn::GptConfig> models() {
 }  // namespace
 
 TEST_CASE("gpt: up to eight texts that decode together have the bits of each alone") {
-  if (!simd().panels<float>().fast) return;  // several rows are no dot products there
+  if (!simd().panels<float>().fast) {
+    MESSAGE("skipped: needs AVX2, without which several rows are no dot products");
+    return;
+  }
   const std::vector<nn::GptConfig> all = models();
   for (const nn::GptConfig& config : all)
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {

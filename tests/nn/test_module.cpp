@@ -79,6 +79,11 @@ double max_abs(const Tensor& t) {
   return m;
 }
 
+std::unique_ptr<Sample> built_on_meta() {
+  const nn::DeviceScope meta(kMeta);
+  return std::make_unique<Sample>();
+}
+
 }  // namespace
 
 TEST_CASE("module: parameters have dotted names and a tied one has its first") {
@@ -283,11 +288,7 @@ TEST_CASE("init: rules give the promised moments") {
 TEST_CASE("materialise: a model built on meta gets the values of one built in memory") {
   Sample built;
   nn::init(built, 9);
-  std::unique_ptr<Sample> late;
-  {
-    const nn::DeviceScope meta(kMeta);
-    late = std::make_unique<Sample>();
-  }
+  const std::unique_ptr<Sample> late = built_on_meta();
   CHECK(nn::default_device() == kCpu);
   CHECK(late->in.weight.is_meta());
   const Tensor handle = late->in.weight;
@@ -308,11 +309,7 @@ TEST_CASE("materialise: a model built on meta gets the values of one built in me
 TEST_CASE("to_empty: a model built on meta gets memory and tables, and draws nothing") {
   Sample built;
   nn::init(built, 9);
-  std::unique_ptr<Sample> late;
-  {
-    const nn::DeviceScope meta(kMeta);
-    late = std::make_unique<Sample>();
-  }
+  const std::unique_ptr<Sample> late = built_on_meta();
   {
     const test::PoisonedMemory nan;
     nn::to_empty(*late, kCpu);
