@@ -9,11 +9,11 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/fp8.h"
 #include "weft/autograd/tape.h"
-#include "weft/core/cpu/simd.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/parallel.h"
 #include "weft/io/file.h"
 #include "weft/io/json.h"
+#include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
 
 namespace weft::fp8_test {
@@ -26,19 +26,16 @@ using test::error_of;
 using test::random;
 
 constexpr DType kFormats[] = {DType::e4m3, DType::e5m2};
-constexpr const char* kIsas[] = {"scalar", "avx2", "avx512"};
 
 // Calls f with every table of row kernels that this processor runs.
 template <class F>
 void each_isa(F f) {
-  const char* const before = simd().name;
-  for (const char* isa : kIsas)
-    if (find_simd(isa)) {
-      set_simd(isa);
-      CAPTURE(isa);
-      f();
-    }
-  set_simd(before);
+  const test::RestoreKernels kernels_of_process;
+  for (const SimdTable* table : test::simd_tables()) {
+    set_simd(table->name);
+    CAPTURE(table->name);
+    f();
+  }
 }
 
 std::string fnv(const void* data, std::size_t n) {

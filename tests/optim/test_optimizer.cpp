@@ -5,10 +5,10 @@
 #include <cstring>
 #include <vector>
 
-#include "weft/core/cpu/simd.h"
 #include "weft/core/kernels/optimizer.h"
 #include "weft/core/kernels/remainder.h"
 #include "weft/core/parallel.h"
+#include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
 
 namespace weft::optimizer_test {
@@ -169,7 +169,7 @@ TEST_CASE("adam_step: f16 states use half of the f16 range and a zero state stay
 }
 
 TEST_CASE("adam_step: threads, instruction set and other parameters change no bit") {
-  const std::string best = simd().name;
+  const test::RestoreKernels kernels_of_process;
   const test::RestoreThreads restore;
   for (const DType state : {DType::f32, DType::bf16, DType::f16}) {
     const auto run = [&](const char* isa, int n, bool alone) {
@@ -185,15 +185,13 @@ TEST_CASE("adam_step: threads, instruction set and other parameters change no bi
       return big;
     };
     const Problem want = run("scalar", 1, true);
-    for (const char* isa : {"avx2", "avx512", "scalar"}) {
-      if (find_simd(isa) == nullptr) continue;
-      const Problem got = run(isa, 3, false);
+    for (const SimdTable* table : test::simd_tables()) {
+      const Problem got = run(table->name, 3, false);
       CHECK(same_bytes(got.p, want.p));
       CHECK(same_bytes(got.m, want.m));
       CHECK(same_bytes(got.v, want.v));
     }
   }
-  set_simd(best.c_str());
 }
 
 TEST_CASE("adam_step: grad_scale multiplies and a non-finite one leaves everything unchanged") {
@@ -242,11 +240,10 @@ TEST_CASE("adam_step: a bf16 parameter with its remainder equals the f32 paramet
     CHECK(remainder == remainders[t - 1]);
   }
   // Then two chunks of them next to the f32 update, with every instruction set.
-  const std::string best = simd().name;
+  const test::RestoreKernels kernels_of_process;
   for (const DType state : {DType::f32, DType::bf16, DType::f16})
-    for (const char* isa : {"scalar", "avx2", "avx512"}) {
-      if (find_simd(isa) == nullptr) continue;
-      set_simd(isa);
+    for (const SimdTable* table : test::simd_tables()) {
+      set_simd(table->name);
       Problem whole(kUneven, DType::f32, DType::bf16, state, state);
       Problem split(kUneven, DType::bf16, DType::bf16, state, state);
       std::vector<std::int16_t> rest(static_cast<std::size_t>(kUneven));
@@ -270,7 +267,6 @@ TEST_CASE("adam_step: a bf16 parameter with its remainder equals the f32 paramet
       CHECK(same_bytes(split.m, whole.m));
       CHECK(same_bytes(split.v, whole.v));
     }
-  set_simd(best.c_str());
 }
 
 TEST_CASE("sgd_step: momentum, Nesterov and decay follow their formulas") {
