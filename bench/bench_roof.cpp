@@ -127,7 +127,9 @@ int main(int argc, char** argv) {
   bench::Rates rates;
   rates.block = copy_row(report, "half of L2", l2 / 2);
   rates.near = copy_row(report, "quarter of the last-level cache", last_level / 4);
-  rates.far = copy_row(report, "memory", std::max(2.56e8, 4 * last_level));
+  const double beyond = std::max(2.56e8, 4 * last_level);
+  rates.far = copy_row(report, "memory", beyond);
+  report.row("reading memory", bench::read_rate(beyond) / 1e9, "GB/s");
   rates.gemm = gemm_peak(report);
 
   // A smaller cache level is not slower than a larger one; such a result means a disturbed run.

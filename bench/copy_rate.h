@@ -1,4 +1,6 @@
 #pragma once
+#include <atomic>
+#include <cstdint>
 #include <cstring>
 
 #include "weft/bench/harness.h"
@@ -7,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-/// The rate of array copies, in bytes read and written per second.
+/// The rates of array copies and of reading, in bytes read and written per second.
 namespace weft::bench {
 
 /// Plain stores first read the line that they write, unless it is in the cache; streaming stores
@@ -53,6 +55,24 @@ inline double copy_rate(double bytes, Stores stores) {
         detail::copy_plain(x + first, y + first, n);
     });
   });
+  return 8.0 * static_cast<double>(blocks * kBlock) / seconds;
+}
+
+/// Of an array of `bytes` that is only read. All words are combined, so that none can be left out.
+inline double read_rate(double bytes) {
+  constexpr std::int64_t kBlock = detail::kCopyBlock;
+  const std::int64_t blocks = static_cast<std::int64_t>(bytes) / 8 / kBlock;
+  const Tensor array = Tensor::zeros({blocks * kBlock}, DType::i64);
+  const std::int64_t* x = array.data<std::int64_t>();
+  std::atomic<std::int64_t> all{0};
+  const double seconds = seconds_per_call([&] {
+    parallel_for(blocks, kBlock, [&](std::int64_t begin, std::int64_t end) {
+      std::int64_t bits = 0;
+      for (std::int64_t i = begin * kBlock; i < end * kBlock; ++i) bits |= x[i];
+      all |= bits;
+    });
+  });
+  check(all == 0, "read_rate: the array must hold zeros");
   return 8.0 * static_cast<double>(blocks * kBlock) / seconds;
 }
 
