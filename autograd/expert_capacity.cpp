@@ -14,7 +14,8 @@ namespace weft {
 namespace {
 
 void check_factor(const char* op, double factor) {
-  check(factor > 0 && std::isfinite(factor), "{}: factor must be above 0, got {}", op, factor);
+  constexpr double kMost = 1e6;  // slots times this is a number of slots
+  check(factor > 0 && factor <= kMost, "{}: factor must be in (0, {}], got {}", op, kMost, factor);
 }
 
 struct Limit {

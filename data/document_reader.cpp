@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "weft/core/error.h"
+#include "weft/data/token_file.h"
 #include "weft/io/file.h"
 #include "weft/io/json.h"
 #include "weft/tokenizer/utf8.h"
@@ -55,6 +56,8 @@ std::vector<std::string> files_below(const std::vector<std::string>& paths) {
 
 DocumentReader::DocumentReader(std::vector<std::string> files, Options options)
     : files_(std::move(files)), options_(std::move(options)) {
+  for (const std::string& path : files_)
+    check(!is_token_file(path), "data: '{}' holds token ids, not text", path);
   for (const std::string& path : files_) file_bytes_ += io::file_size(path);
 }
 

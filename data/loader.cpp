@@ -114,6 +114,7 @@ void Loader::set_state(const io::Json& state) {
   check(shuffled == options_.shuffle, "loader: the saved position is for shuffle {}, got {}",
         word(shuffled), word(options_.shuffle));
   const auto check_same = [&](const std::string& name, std::int64_t own) {
+    check(state.find(name), "loader: the saved position is for data without {}, got {}", name, own);
     const std::int64_t saved = state.at(name).as_int();
     check(saved == own, "loader: the saved position is for {} {}, got {}", name, saved, own);
   };

@@ -109,7 +109,7 @@ void convert(const Options& o) {
   check_options(o);
   if (writes_peft(o)) return;
   const examples::ModelFolder m = examples::open_model_folder(o.from);
-  const Merger merger = examples::open_adapter(o.adapter, m.config);
+  const Merger merger = examples::open_adapter(o.adapter, m.config, m.files);
   const bool imports = distributed::is_hf_folder(o.from) && o.family.empty() && !merger;
   if (is_gguf(o)) {
     examples::write_model_gguf(o.to, m, distributed::is_hf_folder(o.from) ? o.from : "",

@@ -11,6 +11,7 @@
 #include "weft/data/text.h"
 #include "weft/examples/common/model_folder.h"
 #include "weft/examples/common/score.h"
+#include "weft/io/file.h"
 #include "weft/train/command_line.h"
 #include "weft/train/config_file.h"
 #include "weft/train/launch.h"
@@ -43,6 +44,7 @@ void evaluate_text(const Options& o, const nn::Gpt& model, const tokenizer::Toke
 
 void evaluate_choices(const Options& o, const nn::Gpt& model, const tokenizer::Tokenizer& t,
                       std::int32_t begin) {
+  check(!io::is_directory(o.choices), "--choices: '{}' is a folder", o.choices);
   std::ifstream file(o.choices);
   check_system(file.good(), "--choices: cannot read '{}'", o.choices);
   std::int64_t number = 0, questions = 0, right = 0, right_by_length = 0;

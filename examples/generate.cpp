@@ -30,6 +30,7 @@
 #include "weft/tokenizer/utf8.h"
 #include "weft/train/command_line.h"
 #include "weft/train/config_file.h"
+#include "weft/train/launch.h"
 
 namespace {
 
@@ -46,6 +47,8 @@ struct Options {
 void check_values(const Options& o) {
   check(!o.prompt.empty(), "--prompt: must not be empty");
   for (const std::string& p : o.prompt) check(!p.empty(), "--prompt: must not be empty");
+  check(o.prompts.empty() || o.prompt == Options().prompt,
+        "--prompts: names a file in place of --prompt; give one of them");
   for (const std::string& s : o.stop) check(!s.empty(), "--stop: must not be empty");
   check(o.tokens >= 1, "--tokens: must be at least 1, got {}", o.tokens);
   check(o.tokens <= INT32_MAX, "--tokens: must be at most {}, got {}", INT32_MAX, o.tokens);
@@ -236,7 +239,7 @@ void generate(const Options& o) {
   if (!o.export_to.empty()) {
     const Found found = find(o);
     const StateDict weights = found.files.state_dict();
-    if (const auto merger = examples::open_adapter(o.adapter, found.config))
+    if (const auto merger = examples::open_adapter(o.adapter, found.config, found.files))
       for (const auto& [name, tensor] : weights) merger->add_to(name, 0, tensor);
     io::save_safetensors(o.export_to, weights);
     std::printf("wrote %s\n", o.export_to.c_str());
@@ -288,49 +291,42 @@ void generate(const Options& o) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  set_log_handler([](std::string_view line) {
-    std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
-  });
-  Options o;
-  train::CommandLine line("Continues a prompt with a trained model.", "generate");
-  line.add("--checkpoint", o.checkpoint, "folder of a run (--out of train_gpt) or of a step");
-  line.add("--tokenizer", o.tokenizer,
-           "bytes, or the file or folder of a tokenizer; empty: the one in the checkpoint");
-  line.add("--model", o.model, "Hugging Face folder, in place of --checkpoint");
-  line.add("--adapter", o.adapter,
-           "folder of an adapter of the model: of PEFT, or of a run with --lora-rank");
-  line.add("--export", o.export_to, "write the whole model to this .safetensors file, and stop");
-  line.add("--prompt", o.prompt, "text to go on from; several: one result after the other");
-  line.add("--prompts", o.prompts, "file with a prompt in each line, in place of --prompt");
-  line.add("--stop", o.stop, "text before which the result ends; several: the first that comes");
-  line.add("--ignore-end", o.ignore_end, "go on after a token that ends a text");
-  line.add("--tokens", o.tokens, "most tokens to add");
-  line.add("--batch", o.batch, "texts that share passes through the model");
-  line.add("--temperature", o.temperature, "0: always the likeliest");
-  line.add("--topk", o.top_k, "choose among this many; 0: all");
-  line.add("--topp", o.top_p, "choose among the likeliest with this probability together");
-  line.add("--seed", o.seed, "seed of the draws");
-  line.add("--threads", o.threads, "threads; 0: all processors");
-  line.add("--speculative", o.speculative,
-           "draft with the multi-token prediction of the model: the same text in fewer passes");
-  std::string config;  // expand_config() has removed it from the arguments; declared for --help
-  line.add("--config", config, "TOML file with the same names; a flag wins");
-  line.add("--print-config", o.print_config, "print a complete --config file and stop");
-  line.add("--dry-run", o.dry_run, "load the model, print its tree, and stop");
-  if (!line.parse(train::expand_config(argc, argv))) return 0;
-  check_values(o);
-  if (o.print_config) {
-    std::fputs(to_toml(o).c_str(), stdout);
+int main(int argc, char** argv) {
+  return train::guarded("generate", [&] {
+    Options o;
+    train::CommandLine line("Continues a prompt with a trained model.", "generate");
+    line.add("--checkpoint", o.checkpoint, "folder of a run (--out of train_gpt) or of a step");
+    line.add("--tokenizer", o.tokenizer,
+             "bytes, or the file or folder of a tokenizer; empty: the one in the checkpoint");
+    line.add("--model", o.model, "Hugging Face folder, in place of --checkpoint");
+    line.add("--adapter", o.adapter,
+             "folder of an adapter of the model: of PEFT, or of a run with --lora-rank");
+    line.add("--export", o.export_to, "write the whole model to this .safetensors file, and stop");
+    line.add("--prompt", o.prompt, "text to go on from; several: one result after the other");
+    line.add("--prompts", o.prompts, "file with a prompt in each line, in place of --prompt");
+    line.add("--stop", o.stop, "text before which the result ends; several: the first that comes");
+    line.add("--ignore-end", o.ignore_end, "go on after a token that ends a text");
+    line.add("--tokens", o.tokens, "most tokens to add");
+    line.add("--batch", o.batch, "texts that share passes through the model");
+    line.add("--temperature", o.temperature, "0: always the likeliest");
+    line.add("--topk", o.top_k, "choose among this many; 0: all");
+    line.add("--topp", o.top_p, "choose among the likeliest with this probability together");
+    line.add("--seed", o.seed, "seed of the draws");
+    line.add("--threads", o.threads, "threads; 0: all processors");
+    line.add("--speculative", o.speculative,
+             "draft with the multi-token prediction of the model: several tokens in a pass");
+    std::string config;  // expand_config() has removed it from the arguments; declared for --help
+    line.add("--config", config, "TOML file with the same names; a flag wins");
+    line.add("--print-config", o.print_config, "print a complete --config file and stop");
+    line.add("--dry-run", o.dry_run, "load the model, print its tree, and stop");
+    if (!line.parse(train::expand_config(argc, argv))) return 0;
+    check_values(o);
+    if (o.print_config) {
+      std::fputs(to_toml(o).c_str(), stdout);
+      return 0;
+    }
+    if (o.threads) set_num_threads(static_cast<int>(o.threads));
+    generate(o);
     return 0;
-  }
-  if (o.threads) set_num_threads(static_cast<int>(o.threads));
-  generate(o);
-  return 0;
-} catch (const weft::Error& e) {
-  std::fprintf(stderr, "generate: %s\n", e.what());
-  return static_cast<int>(e.fault());
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "generate: %s\n", e.what());
-  return 1;
+  });
 }

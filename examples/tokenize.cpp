@@ -6,6 +6,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <utility>
@@ -133,6 +134,8 @@ class Conversion {
       check(!io::exists(progress_file()),
             "--out: '{}' says that a conversion has begun; add --resume, or remove it",
             progress_file());
+      if (const auto folder = std::filesystem::path(options_.out).parent_path(); !folder.empty())
+        io::make_directories(folder.string());
       writer_.emplace(options_.out, width());
       save();
       return;

@@ -10,6 +10,7 @@
 #include "weft/tokenizer/train_bpe.h"
 #include "weft/train/command_line.h"
 #include "weft/train/config_file.h"
+#include "weft/train/launch.h"
 
 namespace {
 
@@ -44,21 +45,17 @@ void train_tokenizer(const Options& o) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  Options o;
-  train::CommandLine line("Trains a byte-pair tokenizer on text files.", "train_tokenizer");
-  line.add("--data", o.data, "text files");
-  line.add("--vocab", o.vocab, "tokens: 256 bytes, the merges, the special tokens");
-  line.add("--least-count", o.least_count, "how often a pair must occur to be merged");
-  line.add("--special", o.special, "special tokens, which get the last ids");
-  line.add("--out", o.out, "tokenizer.json to write");
-  if (!line.parse(train::expand_config(argc, argv))) return 0;
-  train_tokenizer(o);
-  return 0;
-} catch (const weft::Error& e) {
-  std::fprintf(stderr, "train_tokenizer: %s\n", e.what());
-  return static_cast<int>(e.fault());
-} catch (const std::exception& e) {
-  std::fprintf(stderr, "train_tokenizer: %s\n", e.what());
-  return 1;
+int main(int argc, char** argv) {
+  return train::guarded("train_tokenizer", [&] {
+    Options o;
+    train::CommandLine line("Trains a byte-pair tokenizer on text files.", "train_tokenizer");
+    line.add("--data", o.data, "text files");
+    line.add("--vocab", o.vocab, "tokens: 256 bytes, the merges, the special tokens");
+    line.add("--least-count", o.least_count, "how often a pair must occur to be merged");
+    line.add("--special", o.special, "special tokens, which get the last ids");
+    line.add("--out", o.out, "tokenizer.json to write");
+    if (!line.parse(train::expand_config(argc, argv))) return 0;
+    train_tokenizer(o);
+    return 0;
+  });
 }

@@ -2,7 +2,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
+#include <sstream>
 #include <string_view>
 #include <type_traits>
 
@@ -36,6 +38,50 @@ HelpEntry entry_of(const CLI::Option& option) {
   return {option.get_name(false, true) + value_of(option), help_of(option)};
 }
 
+// CLI11 reads a list's value in brackets as several values, and "{}" as none. Such texts get a
+// mark, which their options remove.
+constexpr char kMark = '\x01';
+bool looks_like_list(const std::string& text) {
+  return !text.empty() && (text[0] == '[' || text[0] == '{' || text[0] == kMark);
+}
+void mark_value(std::string& word) {
+  const std::size_t value = word.starts_with("--") ? word.find('=') + 1 : 0;
+  if (word.starts_with("--") && value == 0) return;
+  if (looks_like_list(word.substr(value))) word.insert(value, 1, kMark);
+}
+// CLI11 takes the words in reverse order, and "--name=" for a flag whose value is the next word.
+std::vector<std::string> as_cli11_reads(const std::vector<std::string>& given) {
+  std::vector<std::string> words;
+  for (std::string word : given) {
+    mark_value(word);
+    const bool is_empty = word.starts_with("--") && word.find('=') == word.size() - 1;
+    if (is_empty) word.pop_back();
+    words.push_back(word);
+    if (is_empty) words.emplace_back();
+  }
+  std::reverse(words.begin(), words.end());
+  return words;
+}
+std::string unmarked(std::string text) {
+  if (!text.empty() && text[0] == kMark) text.erase(0, 1);
+  return text;
+}
+
+// CLI11 takes "010" for 8, numbers that are too large for the largest, and nothing for 0.
+template <class T>
+T number_of(const std::string& flag, const std::string& given) {
+  const std::string text = unmarked(given);
+  constexpr const char* kWhat = std::is_same_v<T, double> ? "number" : "whole number";
+  T value{};
+  const char* const end = text.data() + text.size();
+  const bool plus = text.size() > 1 && text[0] == '+' && text[1] != '-';
+  const auto [stop, error] = std::from_chars(text.data() + plus, end, value);
+  check(error != std::errc::result_out_of_range,
+        "{}: must be a {} that fits into 64 bits, got '{}'", flag, kWhat, text);
+  check(error == std::errc() && stop == end, "{}: must be a {}, got '{}'", flag, kWhat, text);
+  return value;
+}
+
 // What every program has.
 const std::vector<FlagText>& common_flags() {
   static const std::vector<FlagText> flags{{"--help", "", "this text", "Help", {}, "-h"},
@@ -63,7 +109,7 @@ struct CommandLine::App : CLI::App {
   std::vector<std::string> names() const;
   std::string help_of(bool all) const;
   void take_our_names(Arguments& args) const;
-  std::string reason_of(const CLI::ParseError& e) const;
+  void check_lists(const Arguments& args) const;
 };
 
 CommandLine::CommandLine(const std::string& what, const std::string& program)
@@ -74,14 +120,21 @@ template <class T>
 void CommandLine::add(const std::string& flag, T& value, const char* help, const char* group,
                       bool first) {
   CLI::Option* option;
-  if constexpr (std::is_same_v<T, bool>)
+  if constexpr (std::is_same_v<T, bool>) {
     option = app_->add_flag(flag, value, help);
-  else
-    option = app_->add_option(flag, value, help);
-  if constexpr (std::is_same_v<T, std::int64_t> || std::is_same_v<T, double>)
-    option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->capture_default_str();
-  if constexpr (std::is_same_v<T, std::string>)
-    option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->default_str(one_line(value));
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    const auto set = [&value, flag](const std::string& text) { value = number_of<T>(flag, text); };
+    std::ostringstream now;
+    now << value;
+    option = app_->add_option_function<std::string>(flag, set, help)
+                 ->type_name(std::is_same_v<T, double> ? "FLOAT" : "INT")
+                 ->default_str(now.str());
+  } else {
+    option = app_->add_option(flag, value, help)->transform(unmarked);
+    if constexpr (std::is_same_v<T, std::string>) option->default_str(one_line(value));
+  }
+  if constexpr (!std::is_same_v<T, bool> && !std::is_same_v<T, std::vector<std::string>>)
+    option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   if (group) option->group(group);
   if (!first) app_->later.push_back(option);
 }
@@ -97,6 +150,7 @@ void CommandLine::add_word(const std::string& flag, const char* now, const std::
                            const char* group, bool first,
                            const std::function<void(const std::string&)>& set) {
   CLI::Option* const option = app_->add_option_function<std::string>(flag, set, help)
+                                  ->transform(unmarked)
                                   ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
                                   ->default_str(now)
                                   ->group(group);
@@ -164,6 +218,9 @@ void CommandLine::App::take_our_names(Arguments& args) const {
   const std::vector<std::string> known = names();
   std::map<std::string, std::string> lines;
   for (const auto& [flag, line] : args.lines) lines[our_name(flag, known)] = line;
+  std::map<std::string, std::size_t> lists;
+  for (const auto& [flag, values] : args.lists) lists[our_name(flag, known)] = values;
+  args.lists = std::move(lists);
   for (std::size_t i = 0; i < args.words.size(); ++i) {
     std::string& word = args.words[i];
     word = our_name(word, known);
@@ -198,34 +255,32 @@ bool CommandLine::parse(Arguments given) {
   }
   app_->take_our_names(given);
   app_->lines = given.lines;
+  app_->check_lists(given);
+  std::vector<std::string> words = as_cli11_reads(given.words);
   app_->allow_extras();
-  std::reverse(given.words.begin(),
-               given.words.end());  // CLI11 takes the arguments in reverse order
   try {
-    app_->parse(given.words);
+    app_->parse(words);
     if (const std::vector<std::string> unknown = app_->remaining(true); !unknown.empty())
-      throw_unknown_flag(unknown.front(), app_->names(),
+      throw_unknown_flag(unmarked(unknown.front()), app_->names(),
                          app_->later.empty() ? "--help" : "--help all");
   } catch (const CLI::ParseError& e) {
-    throw located(Error(app_->reason_of(e)));
+    std::string line = e.what();
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    throw located(Error(line));
   } catch (const Error& e) {
     throw located(e);
   }
   return true;
 }
 
-// "Could not convert: --steps = ten" becomes "--steps: must be a whole number, got 'ten'".
-std::string CommandLine::App::reason_of(const CLI::ParseError& e) const {
-  std::string line = e.what();
-  std::replace(line.begin(), line.end(), '\n', ' ');
-  constexpr std::string_view kBegin = "Could not convert: ", kMiddle = " = ";
-  const std::size_t middle = line.find(kMiddle);
-  if (line.rfind(kBegin, 0) != 0 || middle == std::string::npos) return line;
-  const std::string flag = line.substr(kBegin.size(), middle - kBegin.size());
-  const CLI::Option* const option = get_option_no_throw(flag);
-  const bool whole = option && option->get_type_name() == "INT";
-  return message("{}: must be a {}, got '{}'", flag, whole ? "whole number" : "number",
-                 line.substr(middle + kMiddle.size()));
+// A list in the config file belongs to a flag that takes several values.
+void CommandLine::App::check_lists(const Arguments& args) const {
+  for (const auto& [flag, values] : args.lists) {
+    const CLI::Option* const option = get_option_no_throw(flag);
+    if (option && option->get_items_expected_max() <= 1)
+      throw Error(message("{}: takes one value, got a list of {} ({})", flag, values,
+                          lines.contains(flag) ? lines.at(flag) : "config file"));
+  }
 }
 
 Error CommandLine::located(const Error& e) const {

@@ -51,10 +51,13 @@ toml::table parse_file(const std::string& path) {
 Arguments read_config(const std::string& path, const std::vector<std::string>& command_line) {
   std::vector<std::string> flags;
   std::map<std::string, std::string> lines;
+  std::map<std::string, std::size_t> lists;
   for (const auto& [key, value] : parse_file(path)) {
     const std::string name(key.str()),
         flag = "--" + name, line = message("'{}' line {}", path, value.source().begin.line);
     check(name != "config", "--config: {}: '{}' cannot name another config file", line, path);
+    for (const char* const asks : {"help", "version", "completion", "man"})
+      check(name != asks, "--config: {}: '{}' is no setting", line, name);
     check(!value.is_table(), "--config: {}: settings stand at the top, without a table '{}'", line,
           name);
     lines[flag] = line;
@@ -65,18 +68,16 @@ Arguments read_config(const std::string& path, const std::vector<std::string>& c
         return our_name(word, {flag}) == flag || our_name(flag, {word}) == word;
       };
       if (list->empty() || std::any_of(command_line.begin(), command_line.end(), given)) continue;
-      flags.push_back(flag);
-      for (const toml::node& item : *list) flags.push_back(text_of(item, name, line));
+      lists[flag] = list->size();
+      for (const toml::node& item : *list) flags.push_back(flag + "=" + text_of(item, name, line));
     } else {
-      // CLI11 reads "--name=" as a flag whose value is the next argument.
-      const std::string text = text_of(value, name, line);
-      flags.push_back(text.empty() ? flag : flag + "=" + text);
-      if (text.empty()) flags.push_back(text);
+      flags.push_back(flag + "=" + text_of(value, name, line));
     }
   }
   Arguments out(std::move(flags));
   out.from_file = out.words.size();
   out.lines = std::move(lines);
+  out.lists = std::move(lists);
   return out;
 }
 

@@ -16,6 +16,7 @@ struct Arguments {
   bool resumes = false;  ///< true if the file is the config.toml of the run that --resume continues
   /// The place of each flag in the file: "'run.toml' line 3".
   std::map<std::string, std::string> lines = {};
+  std::map<std::string, std::size_t> lists = {};  ///< how many values the file's lists have
 };
 
 /// Names the file that --resume without --config reads: config.toml in the folder of --out.

@@ -68,6 +68,7 @@ InterruptScope::~InterruptScope() {
 // Else the next opened file would get the closed descriptor, and printf() would write into it.
 void outlive_readers() {
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit of a file's size is an error
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd)
     if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);  // takes the lowest free one
 }

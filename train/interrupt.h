@@ -13,7 +13,8 @@ class InterruptScope {
 };
 bool interrupted();
 
-/// If standard output or error is closed, or its reader exits, only the output is lost.
+/// If standard output or error is closed, or its reader exits, only the output is lost. A write
+/// beyond the limit of a file's size fails and ends no process.
 void outlive_readers();
 
 }  // namespace weft::train

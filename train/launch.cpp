@@ -1,6 +1,11 @@
 #include "weft/train/launch.h"
 
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <string_view>
 
@@ -32,6 +37,23 @@ LastLogged& last_logged() {
   return line;
 }
 
+// A reader that exits, such as head, has what it wanted.
+bool reader_is_gone() {
+  pollfd out{STDOUT_FILENO, POLLOUT, 0};
+  return poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
+}
+
+// Output that is lost, on a full disk for example, is an error.
+void check_output() {
+  errno = 0;
+  const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
+  const int reason = errno;
+  if (!lost || reader_is_gone()) return;
+  throw Error(message("standard output cannot be written{}",
+                      reason ? message(" ({})", std::strerror(reason)) : std::string()),
+              Fault::system);
+}
+
 }  // namespace
 
 int guarded(const std::string& program, const std::function<int()>& f) try {
@@ -41,7 +63,9 @@ int guarded(const std::string& program, const std::function<int()>& f) try {
     last_logged().set(line);
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());
   });
-  return f();
+  const int status = f();
+  if (status == 0) check_output();
+  return status;
 } catch (const Error& e) {
   if (last_logged().is(e.what())) return static_cast<int>(e.fault());
   return end_process(program, nullptr, e);

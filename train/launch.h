@@ -9,7 +9,8 @@
 namespace weft::train {
 
 /// Runs f, the program's work, and returns its status. An error prints one line to standard error
-/// and gives its own status. A closed terminal or an exited reader does not end the program.
+/// and gives its own status, and so does output that is lost. A closed terminal or an exited reader
+/// does not end the program.
 int guarded(const std::string& program, const std::function<int()>& f);
 
 /// The main() of a training program: flags, ranks and errors. f is called once on every rank and

@@ -122,6 +122,7 @@ void Progress::flush() {
   std::fprintf(stderr, "standard output cannot be written (%s); the run goes on without it\n",
                std::strerror(errno));
   gone_ = true;
+  (void)!std::freopen("/dev/null", "w", stdout);  // what follows is lost without another error
 }
 
 void Progress::finish() {

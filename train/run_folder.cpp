@@ -50,7 +50,7 @@ void RunFolder::write_config(const std::string& toml) const {
   io::write_file(path_ + "/config.toml", toml);
 }
 
-std::vector<std::string> RunFolder::changes(const std::string& toml) const {
+std::vector<std::string> RunFolder::changes(const std::string& toml, bool reads_weights) const {
   const std::string path = path_ + "/config.toml";
   if (io::path_kind(path) != io::PathKind::file || !io::exists(path_ + "/checkpoints")) return {};
   const auto before = settings_of(io::read_file(path)), now = settings_of(toml);
@@ -63,6 +63,8 @@ std::vector<std::string> RunFolder::changes(const std::string& toml) const {
           "--optimizer: must be {} as in the run that '{}' holds, got {}; leave the flag out, or "
           "start a new run with --weights",
           old->second, path_, value);
+    check(name != "weights" || reads_weights,
+          "--weights: a resumed run has its weights already, got '{}'; remove the flag", value);
     const auto shown = [](const std::string& text) { return text.empty() ? "''" : text; };
     out.push_back(message("--{} {} -> {}{}", name, shown(old->second), shown(value),
                           moves_the_rate(name, now) ? " (moves the learning rate)" : ""));

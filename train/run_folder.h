@@ -39,8 +39,10 @@ class RunFolder {
   void write_config(const std::string& toml) const;
   /// The settings in which a resumed run differs from the config.toml of the previous one:
   /// "--lr 0.001 -> 0.0001". Called on the first rank.
-  /// Throws Error (Fault::user) if the optimizer differs, since the checkpoint lacks its state.
-  std::vector<std::string> changes(const std::string& toml) const;
+  /// `reads_weights`: the checkpoint has only what is trained, and --weights the rest.
+  /// Throws Error (Fault::user) if the optimizer differs, since the checkpoint lacks its state, or
+  /// weights that nothing would read.
+  std::vector<std::string> changes(const std::string& toml, bool reads_weights) const;
 
   /// Loads the last valid checkpoint, written with any layout of ranks; empty if there is none.
   /// Throws Error if the checkpoint is of another model.

@@ -19,6 +19,10 @@ namespace {
 
 bool all_finite(const Tensor& t) {
   if (!t.defined() || t.is_meta()) return true;
+  if (is_compute(t.dtype()) && t.dtype() != DType::f64 && t.is_contiguous()) {
+    const Tensor sums = optim::sums_of_squares({t});  // in f64, which holds every square
+    return std::isfinite(sums.narrow(0, 0, 1).item());
+  }
   std::vector<double> values(static_cast<std::size_t>(t.numel()));
   t.copy_to(values);
   return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
@@ -362,7 +366,7 @@ std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
   return values;
 }
 
-TrainStep::NonFinite TrainStep::first_non_finite() const {
+TrainStep::NonFinite TrainStep::first_non_finite_parameter() const {
   optimizer_->wait();  // on a GPU the updated slices of other ranks may still be on their way
   NamedTensors parameters = optimizer_->held_slices();
   if (!holds_slices()) {
@@ -371,7 +375,12 @@ TrainStep::NonFinite TrainStep::first_non_finite() const {
   }
   for (const auto& p : parameters)
     if (!all_finite(p.tensor)) return {message("parameter {}", p.name), true};
-  for (const auto& p : parameters)
+  return {};
+}
+
+TrainStep::NonFinite TrainStep::first_non_finite() const {
+  if (NonFinite found = first_non_finite_parameter(); found.is_parameter) return found;
+  for (const auto& p : holds_slices() ? optimizer_->held_slices() : task_.model.named_parameters())
     if (!all_finite(optim::gradient_of(p.tensor))) return {message("the gradient of {}", p.name)};
   return {};
 }

@@ -54,6 +54,8 @@ class TrainStep {
     bool is_parameter = false;
   };
   NonFinite first_non_finite() const;
+  /// The same without the gradients.
+  NonFinite first_non_finite_parameter() const;
 
   /// Bytes of activations that went out of the device's memory or came back so far.
   std::int64_t moved_bytes() const { return offload_ ? offload_->moved_bytes() : 0; }

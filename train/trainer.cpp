@@ -88,7 +88,9 @@ int Trainer::fit(const data::Dataset& training, const data::Dataset* validation)
 
 void Trainer::restore() {
   std::vector<std::string> changes;
-  if (options_.run.resume) ranks_.on_first([&] { changes = folder_.changes(config_of(options_)); });
+  if (options_.run.resume)
+    ranks_.on_first(
+        [&] { changes = folder_.changes(config_of(options_), task_.saves_trained_only); });
   // Also without a checkpoint: --save-every 0 leaves the best weights alone.
   if (options_.run.resume && options_.run.keep_best) best_ = folder_.best_loss();
   // A checkpoint of trained parameters alone has no others.
@@ -179,9 +181,13 @@ int Trainer::one_step() {
   state_.targets += targets;
   if (saves || evaluates || samples) log_.pause_clock();
   // Save first: an evaluation may run out of memory or be interrupted.
-  if (saves) save(evaluates, stop || last);
-  if (evaluates) evaluate(stop || last);
+  if (saves) {
+    if (const int status = stop_ruined()) return status;
+    save(evaluates, stop || last);
+  }
+  const bool measures = !evaluates || evaluate(stop || last);
   log_.write_row();
+  if (!measures) return stop_unmeasured();
   if (samples) sample();
   if (saves && ranks_.is_first()) write_plot();
   if (saves || evaluates || samples) log_.resume_clock();
@@ -248,7 +254,8 @@ double Trainer::steps_per_evaluation() const {
              : 0;
 }
 
-void Trainer::evaluate(bool ends) {
+/// Returns false if the loss is NaN.
+bool Trainer::evaluate(bool ends) {
   try {
     log_.begin(Aside::evaluation, state_.step);
     const std::vector<Value> values = step_.evaluate(*validation_);
@@ -256,6 +263,7 @@ void Trainer::evaluate(bool ends) {
     log_.end(Aside::evaluation);
     log_.add(state_.step, values);
     keep_if_best(values.at(0).value, ends);
+    return !std::isnan(values.at(0).value);
   } catch (...) {
     log_.write_row();
     throw;
@@ -290,6 +298,31 @@ bool Trainer::is_finite(const Pending& p) const {
   if (!std::isfinite(p.result.loss())) return false;
   const StepResult::Number* const scale = p.result.find("loss_scale");
   return std::isfinite(p.result.grad_norm()) || (scale && scale->value() > LossScale::kLeast);
+}
+
+/// A learning rate that is too high, for example, ruins weights in a step whose loss and gradients
+/// were finite. Checked before a save, which may delete the last checkpoint with finite ones.
+int Trainer::stop_ruined() {
+  const bool ruined = step_.first_non_finite_parameter().is_parameter;
+  if (!any_rank(ruined)) return 0;
+  finish_save();
+  log_.end_progress();
+  if (const std::optional<std::string> what = first_non_finite())
+    std::fprintf(stderr,
+                 "%s: step %lld: %s is not finite after the update; checkpoints are as "
+                 "before this step\n",
+                 options_.program.c_str(), static_cast<long long>(state_.step), what->c_str());
+  return static_cast<int>(Fault::non_finite);
+}
+
+/// Weights may be finite and too large for a forward pass.
+int Trainer::stop_unmeasured() {
+  finish_save();
+  log_.end_progress();
+  if (ranks_.is_first())
+    std::fprintf(stderr, "%s: step %lld: the validation loss is not a number\n",
+                 options_.program.c_str(), static_cast<long long>(state_.step));
+  return static_cast<int>(Fault::non_finite);
 }
 
 /// Reports what is not finite, before it is written anywhere.

@@ -58,11 +58,13 @@ class Trainer {
   void advance_save();
   void finish_save();
   double steps_per_evaluation() const;
-  void evaluate(bool ends);
+  bool evaluate(bool ends);
   void keep_if_best(double val_loss, bool ends);
   void sample();
   bool is_finite(const Pending& p) const;
   int stop_non_finite(const Pending& p);
+  int stop_ruined();
+  int stop_unmeasured();
   std::optional<std::string> first_non_finite() const;
   bool any_rank(bool own) const;
 

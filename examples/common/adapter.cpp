@@ -5,7 +5,6 @@
 #include "weft/core/error.h"
 #include "weft/distributed/hf_folder.h"
 #include "weft/distributed/peft_folder.h"
-#include "weft/distributed/shard_files.h"
 #include "weft/examples/common/gpt_task.h"
 #include "weft/io/checkpoint.h"
 #include "weft/io/crc32c.h"
@@ -37,8 +36,12 @@ std::optional<AdapterRun> find_adapter_run(const std::string& path) {
 }
 
 std::int64_t fingerprint(const std::string& path) {
+  return fingerprint(distributed::open_weights(path));
+}
+
+std::int64_t fingerprint(const distributed::ShardFiles& weights) {
   std::uint32_t crc = 0;
-  for (const std::string& file : distributed::open_weights(path).paths()) {
+  for (const std::string& file : weights.paths()) {
     const io::FileSummary part = io::sample(file);
     crc = io::crc32c(&part.bytes, sizeof part.bytes, crc);
     crc = io::crc32c(&part.crc32c, sizeof part.crc32c, crc);
@@ -74,10 +77,18 @@ nn::LoraWeights read_adapter(const std::string& path, const nn::GptConfig& confi
              : open_adapter_run(path).weights;
 }
 
-std::optional<nn::LoraMerger> open_adapter(const std::string& path, const nn::GptConfig& config) {
+std::optional<nn::LoraMerger> open_adapter(const std::string& path, const nn::GptConfig& config,
+                                           const distributed::ShardFiles& weights) {
   if (path.empty()) return std::nullopt;
   const nn::DeviceScope on_meta(kMeta);
-  return nn::LoraMerger(nn::Gpt(config), read_adapter(path, config));
+  if (distributed::is_peft_folder(path))
+    return nn::LoraMerger(nn::Gpt(config), read_adapter(path, config));
+  AdapterRun run = open_adapter_run(path);
+  // The same weights in another file format are other files.
+  if (run.base_crc32c && *run.base_crc32c != fingerprint(weights))
+    log_line(message("--adapter: '{}' was trained on the files of '{}', and these are others", path,
+                     run.base));
+  return nn::LoraMerger(nn::Gpt(config), std::move(run.weights));
 }
 
 }  // namespace weft::examples

@@ -2,6 +2,7 @@
 #include <optional>
 #include <string>
 
+#include "weft/distributed/shard_files.h"
 #include "weft/io/json.h"
 #include "weft/nn/gpt_config.h"
 #include "weft/nn/lora_weights.h"
@@ -13,7 +14,8 @@ namespace weft::examples {
 /// Throws Error (Fault::user) if there is none, or it does not fit the model.
 nn::LoraWeights read_adapter(const std::string& path, const nn::GptConfig& config);
 /// The same, ready to be added to the model's weights; nothing for an empty path.
-std::optional<nn::LoraMerger> open_adapter(const std::string& path, const nn::GptConfig& config);
+std::optional<nn::LoraMerger> open_adapter(const std::string& path, const nn::GptConfig& config,
+                                           const distributed::ShardFiles& weights);
 
 /// A run that trained an adapter: what its checkpoint holds besides.
 struct AdapterRun {
@@ -29,6 +31,7 @@ AdapterRun open_adapter_run(const std::string& path);
 /// A number that changes with the weights open_weights() finds in `path`; reads at most 1 MiB of
 /// each file. Throws Error as open_weights().
 std::int64_t fingerprint(const std::string& path);
+std::int64_t fingerprint(const distributed::ShardFiles& weights);
 /// Throws Error (Fault::user) that says how to use it if the state is that of an adapter.
 void check_whole_model(const std::string& path, const io::Json& state);
 

@@ -117,8 +117,7 @@ bool Printer::print(std::span<const std::int32_t> tokens) {
     put(stop_.next(stream_.next(token)));
     if (stop_.stopped()) return false;
   }
-  std::fflush(stdout);
-  return true;
+  return std::fflush(stdout) == 0;  // nobody would see the rest
 }
 
 void Printer::finish() {

@@ -143,7 +143,8 @@ GptData read_chats(const GptOptions& options) {
   const tokenizer::Tokenizer& t = *o.opened->tokenizer;
   const tokenizer::ChatWriter chat(t, open_chat("--chat", o.chat, folder, t));
   const Conversations all = read_conversations(out.sources[0].files, chat);
-  check(all.ends.size() >= 2, "--data: must have at least 2 conversations, got {}",
+  const std::size_t least = o.val_files.empty() && o.val_fraction > 0 ? 2 : 1;
+  check(all.ends.size() >= least, "--data: must have at least {} conversations, got {}", least,
         all.ends.size());
   auto [training, held_out] = all.split(o.val_files.empty() ? o.val_fraction : 0);
   if (!o.val_files.empty()) held_out = read_conversations(o.val_files, chat);
@@ -266,6 +267,8 @@ GptData read_data(const GptOptions& options) {
   if (has_own) {
     evaluated =
         is_encoded ? encode_files(o, o.val_files, 0).first : read_tokens("--val-data", o.val_files);
+    check(evaluated.size() >= 2, "--val-data: must have at least 2 tokens, got {}",
+          evaluated.size());
     if (o.eval_tokens > 0 && evaluated.size() > o.eval_tokens)
       evaluated = evaluated.slice(0, o.eval_tokens + 1);
     out.sources.back().held_out = evaluated;

@@ -45,7 +45,7 @@ struct DataOptions {
       fraction().shown_first());
     v("eval-tokens", eval_tokens,
       "held-out tokens of an evaluation, the first ones; 0: all of them",
-      at_least(0).shown_first());
+      between(0, 1e15).shown_first());
     v("bytes-per-token", bytes_per_token,
       "mean bytes of text per token of a .bin file, which gives the bits per byte; 0: what the "
       "--tokenizer says",

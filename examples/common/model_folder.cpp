@@ -65,7 +65,7 @@ nn::Gpt on_meta(const nn::GptConfig& config) {
 // a file and may be anything.
 nn::Gpt load_model(const nn::GptConfig& config, const distributed::ShardFiles& files,
                    std::int64_t tokens, const std::string& adapter) {
-  const std::optional<nn::LoraMerger> merger = open_adapter(adapter, config);
+  const std::optional<nn::LoraMerger> merger = open_adapter(adapter, config, files);
   nn::GptConfig c = config;
   const std::int64_t seq = std::clamp(tokens + c.mtp.depths, c.mtp.depths + 1, c.seq);
   if (c.arch == nn::Arch::llama) c.seq = seq;  // gpt2 has a trained embedding for every position

@@ -18,9 +18,11 @@ double log_likelihood(const nn::Gpt& model, std::span<const std::int32_t> tokens
   std::vector<std::int32_t> targets(tokens.begin() + 1, tokens.end());
   std::fill_n(targets.begin(), first - 1, data::kIgnore);
   const Tensor h = model.hidden(Tensor::from(tokens.first(static_cast<std::size_t>(n)), {1, n}));
-  return -model.loss
-              .sum(h, model.head, Tensor::from(std::span<const std::int32_t>(targets), {1, n}))
-              .loss.item();
+  const double nats =
+      model.loss.sum(h, model.head, Tensor::from(std::span<const std::int32_t>(targets), {1, n}))
+          .loss.item();
+  check(!std::isnan(nats), "score: the model's logits must not be NaN");
+  return -nats;
 }
 
 double TextScore::perplexity() const { return std::exp(nats / static_cast<double>(tokens)); }
