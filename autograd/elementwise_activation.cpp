@@ -18,6 +18,9 @@ Tensor fused(const Tensor& saved, const Tensor& dy, BinaryOp op) {
   return run_binary(saved, dy, op, saved.shape());
 }
 
+// x for a slope of several steps, which 16 bits would round at each and f16 may not hold.
+Tensor wide(const Tensor& x) { return is_half(x.dtype()) ? cast(x, DType::f32) : x; }
+
 // d gelu_tanh / dx by the product rule; u is the argument of the tanh.
 Tensor gelu_tanh_slope(const Tensor& x) {
   constexpr double kScale = 0.79788456080286535588, kCubic = 0.044715;
@@ -100,7 +103,7 @@ Tensor gelu(const Tensor& x, Gelu form) {
   Tape::record("gelu", {&x}, {&y}, [s = save(x), erf](Backward& g) {
     const Tensor& saved = s.get();
     g.add(0, erf               ? gelu_erf_grad(saved, g.dy())
-             : Tape::current() ? mul(g.dy(), gelu_tanh_slope(saved))
+             : Tape::current() ? mul(g.dy(), cast(gelu_tanh_slope(wide(saved)), saved.dtype()))
                                : fused(saved, g.dy(), BinaryOp::gelu_tanh_bwd));
   });
   fp8::remember_rows(y, rounded);
@@ -138,8 +141,8 @@ Tensor silu(const Tensor& x) {
         g.add(0, fused(saved, g.dy(), BinaryOp::silu_bwd));
         return;
       }
-      const Tensor p = sigmoid(saved);
-      g.add(0, mul(g.dy(), mul(p, add(mul(saved, sub(1, p)), 1))));
+      const Tensor v = wide(saved), p = sigmoid(v);
+      g.add(0, mul(g.dy(), cast(mul(p, add(mul(v, sub(1, p)), 1)), saved.dtype())));
     });
   return y;
 }

@@ -1,5 +1,6 @@
 // The ops of autograd/view.h that split and join tensors.
 #include <algorithm>
+#include <set>
 #include <vector>
 
 #include "weft/autograd/axis.h"
@@ -200,8 +201,10 @@ TensorList chunk(const Tensor& x, std::int64_t count, int dim) {
 Tensor flip(const Tensor& x, std::initializer_list<int> dims) {
   detail::check_tensor("flip", "x", x);
   Tensor y = x;
+  std::set<int> flipped;
   for (const int d : dims) {
     const int dim = axis_of("flip", x, d);
+    check(flipped.insert(dim).second, "flip: every axis must be given once, got {} twice", d);
     const auto n = static_cast<double>(x.dim(dim));
     y = index_select(y, dim, Tensor::arange(n - 1, -1, -1, DType::i64, x.device()));
   }

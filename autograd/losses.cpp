@@ -1,5 +1,6 @@
 #include "weft/autograd/losses.h"
 
+#include "weft/autograd/cross_entropy_checks.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/indexing.h"
 #include "weft/autograd/loss_common.h"
@@ -53,6 +54,7 @@ Tensor nll_loss(const Tensor& log_probs, const Tensor& targets, Reduction reduct
   rows.pop_back();
   check(targets.shape() == rows, "nll_loss: targets must have shape {} (log_probs {}), got {}",
         rows, log_probs.shape(), targets.shape());
+  detail::check_targets("nll_loss", contiguous(targets), log_probs.dim(-1), ignore_index);
   const Tensor counted = ne(targets, static_cast<double>(ignore_index));
   const Tensor place = where(counted, targets, 0);
   const Tensor picked = squeeze(gather(log_probs, -1, unsqueeze(place, -1)), -1);

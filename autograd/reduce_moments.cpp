@@ -85,7 +85,9 @@ Tensor norm(const Tensor& x, double p) {
   {
     NoGradGuard off;
     const Axes axes("norm", x.shape(), {});
-    y = pow(run_reduce(as_rows(pow(abs(x), p), axes), ReduceOp::sum, axes, {}, DType::f64), 1 / p)
+    // In f64: powers leave the range of the other dtypes.
+    const Tensor powers = pow(abs(x.to(DType::f64)), p);
+    y = pow(run_reduce(as_rows(powers, axes), ReduceOp::sum, axes, {}, DType::f64), 1 / p)
             .to(x.dtype());
   }
   if (recording(x))

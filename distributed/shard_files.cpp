@@ -6,6 +6,8 @@
 
 #include "weft/core/error.h"
 #include "weft/distributed/agree.h"
+#include "weft/io/crc32c.h"
+#include "weft/io/file.h"
 #include "weft/io/json.h"
 
 namespace weft::distributed {
@@ -188,6 +190,16 @@ std::vector<std::string> ShardFiles::paths() const {
   std::vector<std::string> list;
   for (const io::SafetensorsFile& file : files_) list.push_back(file.path());
   return list;
+}
+
+std::int64_t ShardFiles::fingerprint() const {
+  std::uint32_t crc = 0;
+  for (const std::string& path : paths()) {
+    const io::FileSummary part = io::sample(path);
+    crc = io::crc32c(&part.bytes, sizeof part.bytes, crc);
+    crc = io::crc32c(&part.crc32c, sizeof part.crc32c, crc);
+  }
+  return crc;
 }
 
 std::vector<std::string> ShardFiles::names() const {

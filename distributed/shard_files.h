@@ -51,6 +51,8 @@ class ShardFiles {
   ShardFiles(World& world, const std::vector<std::string>& paths);
 
   std::vector<std::string> paths() const;
+  /// A number that changes with the files; reads at most 1 MiB of each.
+  std::int64_t fingerprint() const;
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const;
   /// Shape of the whole tensor. Throws Error on a name that no file has.

@@ -103,7 +103,11 @@ struct GptConfig {
   /// The letter of a block's mixer; see mixer_kinds().
   char mixer(std::int64_t block) const;
   bool is_delta(std::int64_t block) const { return mixer(block) == 'd'; }
-  bool has_delta() const { return pattern.find('d') != std::string::npos; }
+  /// Whether a block is; the pattern may have more letters than the model has blocks.
+  bool has_delta() const {
+    const std::size_t d = pattern.find('d');
+    return d != std::string::npos && static_cast<std::int64_t>(d) < layers;
+  }
   /// The window of a block's attention. A pattern with w limits it to those layers.
   std::int64_t window_of(std::int64_t block) const {
     const bool some = pattern.find('w') != std::string::npos;

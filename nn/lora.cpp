@@ -105,11 +105,13 @@ void for_each_part(const Linear& linear, const F& f) {
   }
 }
 
-// The weights that are listed under two names.
+// The weights that two layers share. One layer may have two names.
 std::set<const TensorImpl*> tied_tensors(const Module& model) {
-  std::set<const TensorImpl*> seen, tied;
+  std::map<const TensorImpl*, const Tensor*> seen;
+  std::set<const TensorImpl*> tied;
   detail::for_each_tensor(model, [&](const std::string&, const Slot& slot) {
-    if (!seen.insert(slot.tensor->impl()).second) tied.insert(slot.tensor->impl());
+    const auto [it, fresh] = seen.emplace(slot.tensor->impl(), slot.tensor);
+    if (!fresh && it->second != slot.tensor) tied.insert(it->first);
   });
   return tied;
 }
@@ -174,7 +176,9 @@ void add_lora(Module& model, const LoraOptions& o) {
     std::int64_t rows;
   };
   std::vector<Place> places;
+  std::set<const Linear*> seen;  // a layer under two names gets one adapter
   for_each_linear(model, [&](const std::string& name, Linear& l) {
+    if (!seen.insert(&l).second) return;
     check(l.lora.empty(), "lora: {} has an adapter already", name);
     check(!l.shard, "lora: {} is sharded; add adapters before parallelize()", name);
     for_each_part(l, [&](const std::string& part, std::int64_t, std::int64_t rows) {

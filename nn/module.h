@@ -148,7 +148,8 @@ class Module {
   void eval() { train(false); }
   bool is_training() const { return training_; }
   /// Freezes every parameter of this module and its children (false), or trains them again. The
-  /// tape skips the ops that lead to frozen parameters only; optimizers leave those unchanged.
+  /// tape skips the ops that lead to frozen parameters only; optimizers leave those unchanged,
+  /// except by a gradient that exists already: clear it with zero_grad().
   void set_requires_grad(bool on = true);
   /// Drops every grad() and zeroes every main_grad().
   void zero_grad();

@@ -17,9 +17,13 @@ struct Entry {
 std::vector<Entry> entries(const Module& m) {
   std::vector<Entry> out;
   std::unordered_map<const TensorImpl*, std::size_t> index;
+  std::unordered_map<std::string, std::size_t> owners;
   detail::for_each_tensor(m, [&](const std::string& name, const Slot& slot) {
     if (slot.is_derived) return;
     const auto [it, fresh] = index.emplace(slot.tensor->impl(), out.size());
+    const auto [named, is_new] = owners.emplace(name, it->second);
+    check(is_new || named->second == it->second,
+          "state_dict: every name must be of one tensor, and visit() lists two as {}", name);
     if (fresh) out.push_back({*slot.tensor, {}});
     out[it->second].names.push_back(name);
   });
@@ -71,7 +75,11 @@ LoadReport Module::load_state_dict(const StateDict& state, bool strict) {
       const auto it = state.find(name);
       if (it == state.end()) continue;
       ++used;
-      if (!source) source = &it->second;
+      if (!source)
+        source = &it->second;
+      else if (!(it->second.shape() == e.tensor.shape()))
+        shapes.push_back(
+            message("{} must have shape {}, got {}", name, e.tensor.shape(), it->second.shape()));
     }
     sources.push_back(source);
     if (!source) {
@@ -91,6 +99,11 @@ LoadReport Module::load_state_dict(const StateDict& state, bool strict) {
   const std::string text = problems(shapes, report, strict);
   check(text.empty(), "load_state_dict: {}", text);
 
+  for (std::size_t i = 0; i < all.size(); ++i)
+    check(!sources[i] || !all[i].tensor.is_meta() || sources[i]->is_meta(),
+          "load_state_dict: {} is on device meta and holds no values; give the model memory with "
+          "to_empty() or materialise()",
+          all[i].names[0]);
   const NoGradGuard off;  // parameters may belong to a recording that the caller has abandoned
   for (std::size_t i = 0; i < all.size(); ++i)
     if (sources[i]) all[i].tensor.copy_(*sources[i]);

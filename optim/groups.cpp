@@ -1,5 +1,7 @@
 #include "weft/optim/groups.h"
 
+#include <cmath>
+
 #include "weft/core/error.h"
 #include "weft/core/pattern.h"
 
@@ -28,6 +30,11 @@ std::vector<ParamSettings> assign_groups(const NamedTensors& parameters,
       used[r] = true;
       if (decided) continue;
       decided = true;
+      check(rules[r].lr_scale >= 0 && std::isfinite(rules[r].lr_scale),
+            "groups: lr_scale must be at least 0, got {}", rules[r].lr_scale);
+      const double decay = rules[r].weight_decay.value_or(0);
+      check(decay >= 0 && std::isfinite(decay), "groups: weight_decay must be at least 0, got {}",
+            decay);
       settings.lr_scale = rules[r].lr_scale;
       settings.weight_decay = rules[r].weight_decay.value_or(settings.weight_decay);
     }

@@ -22,6 +22,7 @@ Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rule
   // Settings come from a sharded optimizer, of which a rank may own nothing.
   check(settings || !parameters_.empty(), "optimizer: needs at least 1 parameter, got none");
   std::set<std::string> names;
+  std::set<const TensorImpl*> tensors;
   for (const NamedTensor& p : parameters_) {
     check(p.tensor.defined(), "optimizer: {} must be a tensor, got a null handle", p.name);
     check(is_compute(p.tensor.dtype()), "optimizer: {} must be f32, f64, bf16 or f16, got {}",
@@ -30,6 +31,10 @@ Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rule
           "optimizer: every parameter needs a unique name, got {} "
           "twice",
           p.name);
+    const bool is_leaf = !p.tensor.requires_grad() || p.tensor.impl()->leaf;
+    check(is_leaf, "optimizer: {} must be a leaf, got the output of an op", p.name);
+    check(tensors.insert(p.tensor.impl()).second,
+          "optimizer: every parameter must be given once, got {} under two names", p.name);
   }
   settings_ = settings ? *settings : assign_groups(parameters_, rules, weight_decay);
   check(settings_.size() == parameters_.size(),

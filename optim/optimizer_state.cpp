@@ -138,10 +138,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
   std::set<std::string> known{"step"};
   const auto expect = [&](const NamedTensor& p, const std::string& name) {
     const auto it = state.find(name);
-    check(it != state.end(),
-          "load_state_dict: {} is missing from the optimizer state; it is of a run with another "
-          "dtype or other master weights",
-          name);
+    check(it != state.end(), "load_state_dict: {} is missing from the optimizer state", name);
     check(it->second.shape() == p.tensor.shape(), "load_state_dict: {} must have shape {}, got {}",
           name, p.tensor.shape(), it->second.shape());
     known.insert(name);

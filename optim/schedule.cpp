@@ -39,7 +39,8 @@ double Schedule::at(std::int64_t step) const {
     case Kind::cosine:
       return min_lr + (lr - min_lr) * 0.5 * (1 + std::cos(std::numbers::pi * progress(rise)));
     case Kind::wsd: {
-      const double from = std::max(rise, end - std::floor(decay_fraction * end));
+      // A product just below a whole number is that number.
+      const double from = std::max(rise, end - std::floor(decay_fraction * end * (1 + 1e-12)));
       return min_lr + (lr - min_lr) * (1 - std::sqrt(progress(from)));
     }
   }

@@ -33,11 +33,25 @@ bool sees(const std::string& file, const std::string& text) {
   return false;
 }
 
-// "rank 2 does" or "ranks 1, 3 do".
-std::string who_does(const std::vector<int>& ranks) {
+// "rank 2" or "ranks 1, 3".
+std::string listed(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) text += message("{}{}", i ? ", " : "", ranks[i]);
-  return text + (ranks.size() == 1 ? " does" : " do");
+  return text;
+}
+
+std::vector<int> unlike_rank_0(distributed::World& world, std::int64_t own) {
+  std::vector<int> others;
+  // The collectives of a planned world move nothing, and the sums keep their values.
+  const Tensor low = Tensor::full({1}, 0, DType::i64), high = Tensor::full({1}, 0, DType::i64);
+  *low.data<std::int64_t>() = *high.data<std::int64_t>() = own;
+  world.all().all_reduce(low, distributed::Reduce::min).wait();
+  world.all().all_reduce(high, distributed::Reduce::max).wait();
+  if (*low.data<std::int64_t>() == *high.data<std::int64_t>()) return others;
+  const auto all = distributed::from_all(world, std::array{own});
+  for (int r = 1; r < world.size(); ++r)
+    if (all[static_cast<std::size_t>(r)] != all[0]) others.push_back(r);
+  return others;
 }
 
 }  // namespace
@@ -61,7 +75,23 @@ void check_shared_folder(distributed::World& world, const std::string& path) {
   check(blind.empty(),
         "--out: '{}' must be a folder that all ranks share, and {} not see what rank 0 writes "
         "there; name one on a shared file system",
-        path, blind.empty() ? std::string() : who_does(blind));
+        path, listed(blind) + (blind.size() == 1 ? " does" : " do"));
+}
+
+void check_same_settings(distributed::World& world, std::int64_t settings) {
+  const std::vector<int> others = unlike_rank_0(world, settings);
+  check(
+      others.empty(),
+      "ranks must be started with the same flags and config, and those of {} differ from rank 0's",
+      listed(others));
+}
+
+void check_same_weights(distributed::World& world, const std::string& what,
+                        const distributed::ShardFiles& files) {
+  const std::vector<int> others = unlike_rank_0(world, files.fingerprint());
+  check(others.empty(),
+        "{}: all ranks must read the same weights, and the files of {} differ from rank 0's", what,
+        listed(others));
 }
 
 void check_same_data(distributed::World& world, const data::Dataset& data,

@@ -14,6 +14,7 @@
 #include "weft/distributed/mpi_world.h"
 #include "weft/distributed/nccl_world.h"
 #include "weft/distributed/tcp_world.h"
+#include "weft/train/agreement.h"
 #include "weft/train/flags.h"
 
 namespace weft::train {
@@ -33,13 +34,7 @@ bool as_launched(const Options& options) {
 
 // A rank started with other flags would call other collectives or train another model.
 void check_same_options(World& world, const Options& o) {
-  const auto own = static_cast<std::int64_t>(stream_of(config_of(o)));
-  const Tensor low = Tensor::full({1}, 0, DType::i64), high = Tensor::full({1}, 0, DType::i64);
-  *low.data<std::int64_t>() = *high.data<std::int64_t>() = own;
-  world.all().all_reduce(low, distributed::Reduce::min).wait();
-  world.all().all_reduce(high, distributed::Reduce::max).wait();
-  check(*low.data<std::int64_t>() == *high.data<std::int64_t>(),
-        "ranks must be started with the same flags and config, but they differ");
+  check_same_settings(world, static_cast<std::int64_t>(stream_of(config_of(o))));
 }
 
 // Checked before groups are made: ranks that differ would wait in different groups.

@@ -95,8 +95,7 @@ void Trainer::restore() {
   if (options_.run.resume && options_.run.keep_best) best_ = folder_.best_loss();
   // A checkpoint of trained parameters alone has no others.
   const bool whole = !task_.saves_trained_only;
-  if (!whole && !options_.run.weights.empty())
-    step_.load_weights(distributed::open_weights(options_.run.weights));
+  if (!whole && !options_.run.weights.empty()) load_weights();
   const std::optional<RunState> saved =
       options_.run.resume ? folder_.restore(step_, task_) : std::nullopt;
   if (saved) {
@@ -104,7 +103,7 @@ void Trainer::restore() {
     saved_step_ = state_.step;
     loader_->set_state(state_.loader);
   } else if (whole && !options_.run.weights.empty()) {
-    step_.load_weights(distributed::open_weights(options_.run.weights));
+    load_weights();
   }
   if (!saved && task_.start) step_.load_trained(task_.start());
   log_.open(folder_.metrics(), options_.run.resume, state_.step);
@@ -116,6 +115,12 @@ void Trainer::restore() {
     for (const std::string& change : changes) print_fact("changed", change);
   }
   if (ranks_.is_first()) folder_.write_config(config_of(options_));  // only after all checks
+}
+
+void Trainer::load_weights() {
+  const distributed::ShardFiles files = distributed::open_weights(options_.run.weights);
+  check_same_weights(ranks_.host(), "--weights", files);
+  step_.load_weights(files);
 }
 
 /// Completes what the interrupted run still had to do after its last save: the row of that step,
@@ -194,7 +199,10 @@ int Trainer::one_step() {
   if (!stop || last) return 0;
   finish_save();
   log_.end_progress();
+  const bool modified = any_rank(loader_->dataset().changed());
   loader_->dataset().check_unchanged();
+  check_system(!modified,
+               "data: must not change while it is read, but another rank's was written to");
   if (ranks_.is_first())
     std::printf("interrupted: saved step %lld; --resume goes on from it\n",
                 static_cast<long long>(number));

@@ -50,6 +50,7 @@ class Trainer {
   Trainer(std::unique_ptr<Alone> alone, nn::Module& model, const Options& options,
           LossFunction loss);
   void restore();
+  void load_weights();
   void make_up();
   void write_plot() const;
   int one_step();

@@ -7,7 +7,6 @@
 #include "weft/distributed/peft_folder.h"
 #include "weft/examples/common/gpt_task.h"
 #include "weft/io/checkpoint.h"
-#include "weft/io/crc32c.h"
 #include "weft/io/file.h"
 #include "weft/io/json_fields.h"
 #include "weft/nn/gpt.h"
@@ -36,17 +35,7 @@ std::optional<AdapterRun> find_adapter_run(const std::string& path) {
 }
 
 std::int64_t fingerprint(const std::string& path) {
-  return fingerprint(distributed::open_weights(path));
-}
-
-std::int64_t fingerprint(const distributed::ShardFiles& weights) {
-  std::uint32_t crc = 0;
-  for (const std::string& file : weights.paths()) {
-    const io::FileSummary part = io::sample(file);
-    crc = io::crc32c(&part.bytes, sizeof part.bytes, crc);
-    crc = io::crc32c(&part.crc32c, sizeof part.crc32c, crc);
-  }
-  return crc;
+  return distributed::open_weights(path).fingerprint();
 }
 
 void check_whole_model(const std::string& path, const io::Json& state) {
@@ -85,7 +74,7 @@ std::optional<nn::LoraMerger> open_adapter(const std::string& path, const nn::Gp
     return nn::LoraMerger(nn::Gpt(config), read_adapter(path, config));
   AdapterRun run = open_adapter_run(path);
   // The same weights in another file format are other files.
-  if (run.base_crc32c && *run.base_crc32c != fingerprint(weights))
+  if (run.base_crc32c && *run.base_crc32c != weights.fingerprint())
     log_line(message("--adapter: '{}' was trained on the files of '{}', and these are others", path,
                      run.base));
   return nn::LoraMerger(nn::Gpt(config), std::move(run.weights));

@@ -31,7 +31,6 @@ AdapterRun open_adapter_run(const std::string& path);
 /// A number that changes with the weights open_weights() finds in `path`; reads at most 1 MiB of
 /// each file. Throws Error as open_weights().
 std::int64_t fingerprint(const std::string& path);
-std::int64_t fingerprint(const distributed::ShardFiles& weights);
 /// Throws Error (Fault::user) that says how to use it if the state is that of an adapter.
 void check_whole_model(const std::string& path, const io::Json& state);
 

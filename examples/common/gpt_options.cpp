@@ -155,6 +155,7 @@ void GptOptions::check() const {
               "--seq: must be a multiple of {} with --dtype fp8, got {}", fp8::kMultiple,
               model.seq);
   weft::check(parallel.ep == 1 || model.moe.experts > 0, "--ep: needs --experts");
+  weft::check(parallel.etp <= 1 || model.moe.experts > 0, "--etp: needs --experts");
   if (lora.rank > 0) check_lora();
   weft::check(!parallel.delay_weight_gradients || model.moe.experts > 0,
               "--delay-weight-gradients: needs --experts");

@@ -192,12 +192,12 @@ TEST_CASE("expert_capacity: errors name the rule") {
         "expert_capacity: tokens must be at least 0, topk and experts at least 1, got -1, 2 and 4");
   CHECK(error_of([&] {
           limit_capacity_factor({p, e}, 4, 0);
-        }) == "limit_capacity_factor: factor must be above 0, got 0");
+        }) == "limit_capacity_factor: factor must be in (0, 1e+06], got 0");
   CHECK(error_of([&] {
           limit_capacity_factor({p, e}, 0, 1);
         }) == "limit_capacity_factor: experts must be in [1, 1024], got 0");
   CHECK(error_of([] { expert_capacity(4, 4, 2, 0); }) ==
-        "expert_capacity: factor must be above 0, got 0");
+        "expert_capacity: factor must be in (0, 1e+06], got 0");
 }
 
 }  // namespace weft::expert_capacity_test
