@@ -300,6 +300,19 @@ TEST_CASE("elementwise: abs at 0, a^0 and 0^b pass 0 back for any cotangent") {
   }
 }
 
+TEST_CASE("elementwise: slopes of activations in 16 bits, with a tape around the tape") {
+  const auto silu_of = [](const Tensor& x) { return silu(x); };
+  const auto gelu_of = [](const Tensor& x) { return gelu(x, Gelu::tanh); };
+  for (const DType dtype : {DType::f16, DType::bf16})
+    for (Tensor (*f)(const Tensor&) : {+silu_of, +gelu_of}) {
+      const Tensor x = Tensor::of({300, -300, 1.5, -0.75, 5, -5}, {6}, dtype);
+      const Tensor dy = Tensor::ones({6}, dtype);
+      // One rounding apart.
+      const double bound = dtype == DType::f16 ? 1e-3 : 8e-3;
+      CHECK(test::mismatch(gradient(f, x, dy, true), gradient(f, x, dy, false), bound) == "");
+    }
+}
+
 TEST_CASE("elementwise: gradients past numbers that where and masked_fill take") {
   const Tensor mask = Tensor::of({1, 0, 1}, {3}, DType::boolean), x = test::random({2, 3});
   CHECK(check_twice([&](const TensorList& in) { return where(mask, in[0], 2); }, {x}) == "");

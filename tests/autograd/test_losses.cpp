@@ -143,6 +143,14 @@ TEST_CASE("losses: nll_loss of log_softmax is cross_entropy") {
   CHECK(nll_loss(Tensor::of({{-1, -2}}), Tensor::of({1}, {1}, DType::i64)).item() == 2);
 }
 
+TEST_CASE("losses: a target that nll_loss does not have is named") {
+  const Tensor log_probs = log_softmax(test::random({2, 3}));
+  for (const DType dtype : {DType::i32, DType::i64})
+    CHECK(error_of([&] {
+            nll_loss(log_probs, Tensor::of({1, 5}, {2}, dtype));
+          }) == "nll_loss: target must be in [0, 3) or ignore_index -100, got 5");
+}
+
 TEST_CASE("losses: the meta device, and errors that name the rule and the value") {
   const Tensor y = Tensor::ones({2, 3}), i = Tensor::ones({2, 3}, DType::i64);
   for (const Loss& loss : kLosses) {

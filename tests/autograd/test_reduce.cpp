@@ -155,6 +155,16 @@ TEST_CASE("reduce: norms") {
       CHECK(mismatch(norm(x.t(), p) / want.item(), Tensor::ones({}), 2 * test::tolerance(t)) == "");
     }
   CHECK(norm(Tensor::full({4}, 1e30)).item() == doctest::Approx(2e30));  // the squares overflow f32
+  // Powers that leave the range of f16 at either end, and of f32.
+  const Tensor large = Tensor::full({2}, 50, DType::f16).set_requires_grad();
+  Tape tape;
+  const Tensor length = norm(large, 3);
+  CHECK(length.item() == doctest::Approx(50 * std::cbrt(2)).epsilon(1e-3));
+  CHECK(mismatch(tape.gradients(length, {large})[0],
+                 Tensor::full({2}, std::pow(2, -2.0 / 3), DType::f16), 2e-3) == "");
+  CHECK(norm(Tensor::full({2}, 0.01, DType::f16), 4).item() ==
+        doctest::Approx(0.01 * std::pow(2, 0.25)).epsilon(2e-3));
+  CHECK(norm(Tensor::full({2}, 1e20), 3).item() == doctest::Approx(1e20 * std::cbrt(2)));
   const Tensor x = Tensor::of({{3, 4}, {0, 0}});
   CHECK(mismatch(norm(x, {1}), Tensor::of({5, 0}), 0) == "");
   CHECK(mismatch(norm(x, {-1}, true), Tensor::of({5, 0}, {2, 1}), 0) == "");

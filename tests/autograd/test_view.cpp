@@ -438,6 +438,9 @@ TEST_CASE("view: chunk, flip and repeat against their definitions") {
   CHECK(test::different_bits(flip(x, 1), flip(x, {1})) == "");
   CHECK(repeat(x, {2, 0, 1}).shape() == Shape{4, 0, 3});
   CHECK(flip(Tensor::empty({0, 2}), 0).shape() == Shape{0, 2});
+  CHECK(test::error_of([&] {
+          flip(x, {0, -3});
+        }) == "flip: every axis must be given once, got -3 twice");
   CHECK(repeat(Tensor::full({}, 3), {2}).shape() == Shape{2});
 }
 

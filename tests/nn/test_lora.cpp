@@ -143,6 +143,24 @@ TEST_CASE("lora: merged and unmerged models agree, with a head and dropout in ev
   }
 }
 
+TEST_CASE("lora: a layer under two names has one adapter, which merges") {
+  struct Twice : nn::Module {
+    nn::Linear a{3, 3};
+    void visit(nn::Visitor& v) override {
+      v("first", a);
+      v("second", a);
+    }
+  } model;
+  nn::add_lora(model, {.rank = 2});
+  const NamedTensors found = nn::lora_parameters(model);
+  CHECK(found.size() == 2);
+  CHECK(test::error_of([&] { optim::AdamW optimizer(found); }) == "no error");
+  for (const NamedTensor& p : found) p.tensor.detach().fill_(0.5);
+  const Tensor x = test::random({2, 3}, 1, DType::f32), want = model.a(x);
+  nn::merge_lora(model);
+  CHECK(test::mismatch(model.a(x), want, 1e-6) == "");
+}
+
 TEST_CASE("lora: the scale, and a bf16 weight is rounded once") {
   CHECK(LoraOptions{.rank = 4}.scale() == 2);
   CHECK(LoraOptions{.rank = 4, .alpha = 6}.scale() == 1.5);

@@ -20,7 +20,32 @@ struct Pair : nn::Module {
   }
 };
 
+struct OneName : nn::Module {
+  nn::Linear a{2, 2}, b{2, 2};
+  void visit(nn::Visitor& v) override {
+    v("a", a);
+    v("a", b);
+  }
+};
+
 }  // namespace
+
+TEST_CASE("state_dict: a name that two tensors have is an error") {
+  const std::string want =
+      "state_dict: every name must be of one tensor, and visit() lists two as a.weight";
+  CHECK(test::error_of([] { OneName().state_dict(); }) == want);
+  CHECK(test::error_of([] { OneName().load_state_dict({}, false); }) == want);
+}
+
+TEST_CASE("load_state_dict: a model on meta takes no values") {
+  Pair from;
+  const nn::DeviceScope on_meta(kMeta);
+  Pair to;
+  CHECK(test::error_of([&] { to.load_state_dict(from.state_dict()); }) ==
+        "load_state_dict: a.weight is on device meta and holds no values; give the model memory "
+        "with to_empty() or materialise()");
+  CHECK(to.load_state_dict(to.state_dict()).missing.empty());  // shapes and names alone
+}
 
 TEST_CASE("state_dict: lists ties once, includes buffers, omits tables and shares memory") {
   const Pair m;
@@ -67,6 +92,9 @@ TEST_CASE("load_state_dict: a tied tensor is accepted under any of its names") {
   s.emplace("a.weight", Tensor::full({4, 3}, 6));  // with both the first name wins
   CHECK(m.load_state_dict(s).unexpected.empty());
   CHECK(m.a.weight.data<float>()[7] == 6);
+  s.at("tied.weight") = Tensor::zeros({7, 9});
+  CHECK(test::error_of([&] { m.load_state_dict(s); }) ==
+        "load_state_dict: tied.weight must have shape [4, 3], got [7, 9]");
 }
 
 TEST_CASE("load_state_dict: strict reports missing and unexpected names and changes nothing") {

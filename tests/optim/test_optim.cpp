@@ -245,6 +245,22 @@ TEST_CASE("groups: a rule may be shadowed everywhere but must match a name") {
         "groups: pattern \"biass\" must match at least one of the 4 parameter names");
   CHECK(test::error_of([&] { optim::assign_groups(ps, {{.pattern = "(x"}}, 0); }) ==
         "groups: pattern \"(x\" is not a regular expression");
+  CHECK(test::error_of([&] { optim::assign_groups(ps, {{.pattern = ".", .lr_scale = -1}}, 0); }) ==
+        "groups: lr_scale must be at least 0, got -1");
+  CHECK(test::error_of([&] {
+          optim::assign_groups(ps, {{.pattern = ".", .weight_decay = -1}}, 0);
+        }) == "groups: weight_decay must be at least 0, got -1");
+}
+
+TEST_CASE("optimizer: parameters are leaves, each given once") {
+  const Tensor w = Tensor::ones({2}).set_requires_grad();
+  CHECK(test::error_of([&] {
+          AdamW({{"a", w}, {"b", w}});
+        }) == "optimizer: every parameter must be given once, got b under two names");
+  Tape tape;
+  CHECK(test::error_of([&] {
+          AdamW({{"a", w * 2}});
+        }) == "optimizer: a must be a leaf, got the output of an op");
 }
 
 TEST_CASE("groups: settings are applied in the update") {

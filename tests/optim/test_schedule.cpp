@@ -87,6 +87,12 @@ TEST_CASE("schedule: a single update uses lr or the decayed min_lr") {
   CHECK(s.at(1) == 0.5);
 }
 
+TEST_CASE("schedule: the decay of wsd begins where a rounded product says") {
+  const Schedule s{.kind = Kind::wsd, .lr = 1, .steps = 100, .decay_fraction = 0.29};
+  CHECK(s.at(71) == 1);  // 0.29 * 100 is 28.999999999999996
+  CHECK(s.at(72) == doctest::Approx(1 - std::sqrt(1 / 29.0)).epsilon(1e-14));
+}
+
 TEST_CASE("schedule: kinds are parsed and printed by name") {
   CHECK(Schedule::parse("constant") == Kind::constant);
   CHECK(Schedule::parse("linear") == Kind::linear);

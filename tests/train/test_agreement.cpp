@@ -1,7 +1,8 @@
-// What ranks must see alike before they train: the run's folder and the data.
+// What ranks must see alike before they train: the run's folder, flags, weights and data.
 #include <doctest/doctest.h>
 
 #include "weft/io/file.h"
+#include "weft/io/safetensors.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
 #include "weft/train/agreement.h"
@@ -77,6 +78,35 @@ TEST_CASE("agreement: data that differ between ranks are refused on all") {
   CHECK(check_data([](int rank) {
           return numbers(1000, 7, rank == 2 ? DType::i32 : DType::f32);
         }) == same(3, other));
+}
+
+TEST_CASE("agreement: weights and settings that differ name the ranks") {
+  const auto settings = [](auto of_rank) {
+    return errors(4, [&](World& w) { check_same_settings(w, of_rank(w.rank())); });
+  };
+  CHECK(settings([](int) { return std::int64_t{-1}; }) == same(4, "no error"));
+  CHECK(settings([](int rank) { return std::int64_t{rank % 2}; }) ==
+        same(4,
+             "ranks must be started with the same flags and config, and those of ranks 1, 3 differ "
+             "from rank 0's"));
+  const test::TempFolder folder;
+  const auto file = [&](double value) {
+    const std::string path = folder / message("{}.safetensors", value);
+    io::save_safetensors(path, {{"w", Tensor::full({3}, value)}});
+    return std::vector<std::string>{path};
+  };
+  const std::vector<std::string> files[] = {file(1), file(2)};
+  const auto weights = [&](auto of_rank) {
+    return errors(3, [&](World& w) {
+      const int which = of_rank(w.rank());
+      check_same_weights(w, "--weights", distributed::ShardFiles(files[which]));
+    });
+  };
+  CHECK(weights([](int) { return 1; }) == same(3, "no error"));
+  CHECK(weights([](int rank) { return rank == 2 ? 1 : 0; }) ==
+        same(3,
+             "--weights: all ranks must read the same weights, and the files of rank 2 differ from "
+             "rank 0's"));
 }
 
 }  // namespace weft::train::agreement_test
