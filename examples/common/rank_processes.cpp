@@ -247,8 +247,11 @@ void Ranks::reap() {
     r.alive = false;
     const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     const int own = signal ? 128 + signal : WEXITSTATUS(status);
-    // The ranks that hear of a killed one may end before it is seen here.
-    const bool is_cause = signal && !end_.signal && !killed_;
+    // The ranks that hear of a killed one, or of a user's mistake on one, may end before it is seen
+    // here.
+    const bool is_mistake = !signal && own == static_cast<int>(Fault::user) &&
+                            end_.status == static_cast<int>(Fault::system);
+    const bool is_cause = !end_.signal && !killed_ && (signal || is_mistake);
     if (own == 0 || (end_.rank >= 0 && !is_cause)) continue;
     if (end_.rank < 0) failed_at_ = Clock::now();
     end_.status = own;

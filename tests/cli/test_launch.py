@@ -170,6 +170,19 @@ def does_not_start_again(folder):
         assert len(pathlib.Path(folder, "count").read_text().splitlines()) == starts, (status, done.stderr)
 
 
+def a_mistake_on_one_rank_does_not_start_again(folder):
+    """The other ranks lose a peer and end with status 1, often earlier."""
+    words = " ".join(map(str, [BIN / "train_gpt", *base(folder, "mistake")]))
+    for victim in (0, 1, 1):
+        done = launch(2, "bash", "-c", f"exec {words} $([ $RANK = {victim} ] && echo --layrs 2)",
+                      flags=("--restarts", "2"))
+        assert done.returncode == 2 and "again" not in done.stderr and f"rank {victim}: unknown flag" in done.stderr, done
+    # Whichever ends first.
+    for first in (0, 1):
+        end = f"[ $RANK = {first} ] || sleep 0.3; exit $((RANK + 1))"
+        assert launch(2, "bash", "-c", end, flags=("--restarts", "1")).returncode == 2
+
+
 def with_fewer_ranks(folder):
     """Four ranks lose one: three do not divide the batch of four rows, two do."""
     train(*base(folder, "calm", *SAVES))
@@ -222,4 +235,5 @@ def page(folder):
 
 if __name__ == "__main__":
     main([wrong_use, environment_and_status, logs, signals, starts_again, starts_again_on_each_machine, does_not_start_again,
+          a_mistake_on_one_rank_does_not_start_again,
           with_fewer_ranks, page])
