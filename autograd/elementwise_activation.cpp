@@ -40,9 +40,10 @@ Tensor gelu_erf_grad(const Tensor& x, const Tensor& dy) {
                    constexpr double kInverseSqrt2Pi = 0.39894228040143267794;
                    const Tensor& saved = sx.get();
                    if (g.needs(0)) {
-                     const Tensor x2 = square(saved);
+                     const Tensor x2 = square(wide(saved));
                      const Tensor density = mul(exp(mul(x2, -0.5)), kInverseSqrt2Pi);
-                     g.add(0, mul(mul(g.dy(), sdy.get()), mul(density, sub(2, x2))));
+                     const Tensor slope = cast(mul(density, sub(2, x2)), saved.dtype());
+                     g.add(0, mul(mul(g.dy(), sdy.get()), slope));
                    }
                    if (g.needs(1)) g.add(1, gelu_erf_grad(saved, g.dy()));
                  });

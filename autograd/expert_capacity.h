@@ -7,7 +7,7 @@ namespace weft {
 /// The number of tokens that an expert can take: ceil(tokens * topk / experts * factor). With
 /// factor 1 and an even load no token is dropped.
 ///
-/// Throws   Error unless tokens >= 0, topk >= 1, experts >= 1 and factor > 0
+/// Throws   Error unless tokens >= 0, topk >= 1, experts >= 1 and factor in (0, 1e6]
 /// Source   Fedus et al. 2021, arXiv:2101.03961, eq. 3
 std::int64_t expert_capacity(std::int64_t tokens, std::int64_t experts, std::int64_t topk,
                              double factor);
@@ -31,7 +31,8 @@ Routing limit_capacity(const Routing& routing, std::int64_t experts, std::int64_
 /// wait.
 ///
 /// Shapes, dtypes, device, saves   as limit_capacity
-/// Throws   Error unless 1 <= experts <= 1024 and factor > 0, and on wrong shapes or dtypes
+/// Throws   Error unless 1 <= experts <= 1024 and factor is in (0, 1e6], and on wrong shapes or
+///          dtypes
 /// Source   as limit_capacity
 Routing limit_capacity_factor(const Routing& routing, std::int64_t experts, double factor,
                               DropPolicy policy = DropPolicy::probability);

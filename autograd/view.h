@@ -85,7 +85,7 @@ Tensor roll(const Tensor& x, std::int64_t shift, int dim);
 TensorList chunk(const Tensor& x, std::int64_t count, int dim = 0);
 /// x with the order of some axes reversed.
 ///
-/// Throws   Error on an axis out of range
+/// Throws   Error on an axis out of range or given twice
 Tensor flip(const Tensor& x, std::initializer_list<int> dims);
 inline Tensor flip(const Tensor& x, int dim) { return flip(x, {dim}); }
 /// times[i] copies of x along axis i, one after the other. More numbers than axes add axes in

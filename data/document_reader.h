@@ -34,6 +34,7 @@ class DocumentReader {
     bool ends_document = true;
   };
 
+  /// Throws Error on the name of a token file.
   DocumentReader(std::vector<std::string> files, Options options);
   /// The next document, or a piece of a long one, cut behind a line break where there is one; empty
   /// after the last. Documents without text are skipped.

@@ -4,9 +4,8 @@
 namespace weft::nn {
 namespace {
 
-// A class of models with experts has no layer without them but the first.
-void check_experts(const GptConfig& c) {
-  check(c.moe.experts > 0, "hf: this family has experts, got a model without; name another one");
+void check_experts(const char* family, const GptConfig& c) {
+  check(c.moe.experts > 0, "hf: {} needs a model with experts, got experts 0", family);
 }
 
 // Mixtral: experts in all layers, softmax over the chosen ones.
@@ -23,7 +22,7 @@ GptConfig read_mixtral(const HfConfig& h) {
 }
 
 void write_mixtral(const GptConfig& c, io::Json& out) {
-  check_experts(c);
+  check_experts("mixtral", c);
   hf::write_decoder(c, out);
   out.set("intermediate_size", c.expert_ffn_dim());
   out.set("sliding_window", c.window > 0 ? io::Json(c.window) : io::Json());
@@ -67,7 +66,7 @@ void hf::read_qwen_experts(const HfConfig& h, GptConfig& c, const ExpertDefaults
 }
 
 void hf::write_qwen_experts(const GptConfig& c, io::Json& out) {
-  check_experts(c);
+  check_experts("a Qwen model of this class", c);
   out.set("num_experts", c.moe.experts);
   out.set("num_experts_per_tok", c.moe.router.route.topk);
   out.set("norm_topk_prob", !c.moe.router.route.pre_softmax);

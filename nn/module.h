@@ -136,11 +136,13 @@ class Module {
   std::int64_t parameter_count() const;
 
   /// Parameters and buffers by name; the handles share memory with the model.
+  /// Throws Error if visit() lists two tensors under one name.
   StateDict state_dict() const;
   /// Copies values into the model's own memory, converting the dtype. A tied parameter may be given
   /// under any of its names.
-  /// Throws Error if a shape differs or integers are given for floating-point values; with `strict`
-  /// also if a name is missing or unexpected.
+  /// Throws Error if a shape differs, also under a tied parameter's other name, if integers are
+  /// given for floating-point values, or values for a model on meta; with `strict` also if a name
+  /// is missing or unexpected.
   LoadReport load_state_dict(const StateDict& state, bool strict = true);
 
   /// Sets training mode, which enables dropout, for this module and its children.

@@ -31,8 +31,8 @@ struct AdamWOptions {
 /// Hutter 2019, arXiv:1711.05101, algorithm 2; Kingma, Ba 2015, arXiv:1412.6980.
 class AdamW : public Optimizer {
  public:
-  /// Throws Error on a negative lr, eps or decay, a beta outside [0, 1), or a state dtype not
-  /// listed.
+  /// Throws Error on a negative lr, eps or decay, a beta outside [0, 1), a parameter that is no
+  /// leaf or given twice, or a state dtype not listed.
   explicit AdamW(NamedTensors parameters, const AdamWOptions& options = {});
   /// Trains the whole module.
   /// Throws Error also if visit() omits a parameter: see nn::trained_parameters().

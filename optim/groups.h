@@ -29,7 +29,8 @@ struct ParamSettings {
 /// The settings of each parameter. Without a matching rule, `weight_decay` applies to tensors with
 /// at least 2 axes, and 0 to norms and to biases, including those of experts: names whose last part
 /// is "bias" or ends with "_bias".
-/// Throws Error on an invalid pattern, and on one that matches no parameter.
+/// Throws Error on an invalid pattern, on one that matches no parameter, and on a negative or
+/// infinite lr_scale or decay of one that does.
 std::vector<ParamSettings> assign_groups(const NamedTensors& parameters,
                                          const std::vector<GroupRule>& rules, double weight_decay);
 

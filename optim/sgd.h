@@ -22,7 +22,8 @@ struct SgdOptions {
 /// learning".
 class Sgd : public Optimizer {
  public:
-  /// Throws Error on a negative lr, momentum outside [0, 1), or nesterov without momentum.
+  /// Throws Error on a negative lr, momentum outside [0, 1), nesterov without momentum, or a
+  /// parameter that is no leaf or given twice.
   explicit Sgd(NamedTensors parameters, const SgdOptions& options = {});
   /// Trains the whole module.
   /// Throws Error also if visit() omits a parameter: see nn::trained_parameters().

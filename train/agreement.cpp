@@ -86,12 +86,12 @@ void check_same_settings(distributed::World& world, std::int64_t settings) {
       listed(others));
 }
 
-void check_same_weights(distributed::World& world, const std::string& what,
+void check_same_weights(distributed::World& world, const std::string& path,
                         const distributed::ShardFiles& files) {
   const std::vector<int> others = unlike_rank_0(world, files.fingerprint());
   check(others.empty(),
-        "{}: all ranks must read the same weights, and the files of {} differ from rank 0's", what,
-        listed(others));
+        "'{}': all ranks must read the same weights, and the files of {} differ from rank 0's",
+        path, listed(others));
 }
 
 void check_same_data(distributed::World& world, const data::Dataset& data,

@@ -20,7 +20,7 @@ void check_same_settings(distributed::World& world, std::int64_t settings);
 
 /// Throws Error (Fault::user), the same on all ranks, that names those whose files of weights have
 /// other sizes than rank 0's, or other bytes in the part of each that is compared.
-void check_same_weights(distributed::World& world, const std::string& what,
+void check_same_weights(distributed::World& world, const std::string& path,
                         const distributed::ShardFiles& files);
 
 /// Throws Error (Fault::user), the same on all ranks, unless they read the same `what`: as many

@@ -44,18 +44,28 @@ constexpr char kMark = '\x01';
 bool looks_like_list(const std::string& text) {
   return !text.empty() && (text[0] == '[' || text[0] == '{' || text[0] == kMark);
 }
+// As CLI11 tells it: what follows the dashes begins a name.
+bool is_flag(const std::string& word) {
+  return word.size() > 2 && word.starts_with("--") && word[2] > ' ' && word[2] != '-' &&
+         word[2] != '!';
+}
 void mark_value(std::string& word) {
-  const std::size_t value = word.starts_with("--") ? word.find('=') + 1 : 0;
-  if (word.starts_with("--") && value == 0) return;
+  const std::size_t value = is_flag(word) ? word.find('=') + 1 : 0;
+  if (is_flag(word) && value == 0) return;
   if (looks_like_list(word.substr(value))) word.insert(value, 1, kMark);
 }
 // CLI11 takes the words in reverse order, and "--name=" for a flag whose value is the next word.
-std::vector<std::string> as_cli11_reads(const std::vector<std::string>& given) {
+std::vector<std::string> as_cli11_reads(const CLI::App& app,
+                                        const std::vector<std::string>& given) {
   std::vector<std::string> words;
   for (std::string word : given) {
     mark_value(word);
-    const bool is_empty = word.starts_with("--") && word.find('=') == word.size() - 1;
-    if (is_empty) word.pop_back();
+    const bool is_empty = is_flag(word) && word.find('=') == word.size() - 1;
+    if (is_empty) {
+      word.pop_back();
+      const CLI::Option* const option = app.get_option_no_throw(word);
+      check(!option || option->get_items_expected_max() > 0, "{}: takes no value, got ''", word);
+    }
     words.push_back(word);
     if (is_empty) words.emplace_back();
   }
@@ -76,8 +86,8 @@ T number_of(const std::string& flag, const std::string& given) {
   const char* const end = text.data() + text.size();
   const bool plus = text.size() > 1 && text[0] == '+' && text[1] != '-';
   const auto [stop, error] = std::from_chars(text.data() + plus, end, value);
-  check(error != std::errc::result_out_of_range,
-        "{}: must be a {} that fits into 64 bits, got '{}'", flag, kWhat, text);
+  check(error != std::errc::result_out_of_range, "{}: must be a {} that 64 bits can hold, got '{}'",
+        flag, kWhat, text);
   check(error == std::errc() && stop == end, "{}: must be a {}, got '{}'", flag, kWhat, text);
   return value;
 }
@@ -129,6 +139,12 @@ void CommandLine::add(const std::string& flag, T& value, const char* help, const
     option = app_->add_option_function<std::string>(flag, set, help)
                  ->type_name(std::is_same_v<T, double> ? "FLOAT" : "INT")
                  ->default_str(now.str());
+  } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+    const auto set = [&value](const std::vector<std::string>& given) {
+      value.clear();
+      for (const std::string& text : given) value.push_back(unmarked(text));
+    };
+    option = app_->add_option_function<std::vector<std::string>>(flag, set, help);
   } else {
     option = app_->add_option(flag, value, help)->transform(unmarked);
     if constexpr (std::is_same_v<T, std::string>) option->default_str(one_line(value));
@@ -256,9 +272,9 @@ bool CommandLine::parse(Arguments given) {
   app_->take_our_names(given);
   app_->lines = given.lines;
   app_->check_lists(given);
-  std::vector<std::string> words = as_cli11_reads(given.words);
   app_->allow_extras();
   try {
+    std::vector<std::string> words = as_cli11_reads(*app_, given.words);
     app_->parse(words);
     if (const std::vector<std::string> unknown = app_->remaining(true); !unknown.empty())
       throw_unknown_flag(unmarked(unknown.front()), app_->names(),

@@ -62,13 +62,13 @@ Arguments read_config(const std::string& path, const std::vector<std::string>& c
           name);
     lines[flag] = line;
     if (const auto* list = value.as_array()) {
+      lists[flag] = list->size();
       // Either side may use another trainer's name for the flag.
       const auto given = [&](const std::string& a) {
         const std::string word = a.substr(0, a.find('='));
         return our_name(word, {flag}) == flag || our_name(flag, {word}) == word;
       };
       if (list->empty() || std::any_of(command_line.begin(), command_line.end(), given)) continue;
-      lists[flag] = list->size();
       for (const toml::node& item : *list) flags.push_back(flag + "=" + text_of(item, name, line));
     } else {
       flags.push_back(flag + "=" + text_of(value, name, line));

@@ -40,7 +40,7 @@ LastLogged& last_logged() {
 // A reader that exits, such as head, has what it wanted.
 bool reader_is_gone() {
   pollfd out{STDOUT_FILENO, POLLOUT, 0};
-  return poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
+  return poll(&out, 1, 0) == 1 && (out.revents & (POLLERR | POLLHUP)) != 0;
 }
 
 // Output that is lost, on a full disk for example, is an error.

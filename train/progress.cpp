@@ -1,5 +1,6 @@
 #include "weft/train/progress.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -122,7 +123,12 @@ void Progress::flush() {
   std::fprintf(stderr, "standard output cannot be written (%s); the run goes on without it\n",
                std::strerror(errno));
   gone_ = true;
-  (void)!std::freopen("/dev/null", "w", stdout);  // what follows is lost without another error
+  // What follows is lost without another error.
+  if (const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC); nowhere >= 0) {
+    dup2(nowhere, STDOUT_FILENO);
+    close(nowhere);
+  }
+  std::clearerr(stdout);
 }
 
 void Progress::finish() {

@@ -63,8 +63,11 @@ std::vector<std::string> RunFolder::changes(const std::string& toml, bool reads_
           "--optimizer: must be {} as in the run that '{}' holds, got {}; leave the flag out, or "
           "start a new run with --weights",
           old->second, path_, value);
-    check(name != "weights" || reads_weights,
-          "--weights: a resumed run has its weights already, got '{}'; remove the flag", value);
+    if (name == "weights" && !reads_weights) {
+      check(value.empty(),
+            "--weights: a resumed run has its weights already, got '{}'; remove the flag", value);
+      continue;  // a command line that names no weights again
+    }
     const auto shown = [](const std::string& text) { return text.empty() ? "''" : text; };
     out.push_back(message("--{} {} -> {}{}", name, shown(old->second), shown(value),
                           moves_the_rate(name, now) ? " (moves the learning rate)" : ""));

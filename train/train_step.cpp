@@ -17,12 +17,19 @@
 namespace weft::train {
 namespace {
 
+// Of numbers whose squares f64 holds. Empty ones have none.
+bool has_squares(const Tensor& t) {
+  return is_compute(t.dtype()) && t.dtype() != DType::f64 && t.is_contiguous() && t.numel() > 0;
+}
+bool squares_are_finite(const std::vector<Tensor>& tensors) {
+  if (tensors.empty()) return true;
+  const Tensor sums = optim::sums_of_squares(tensors);
+  return std::isfinite(sums.narrow(0, sums.numel() - 1, 1).item());
+}
+
 bool all_finite(const Tensor& t) {
   if (!t.defined() || t.is_meta()) return true;
-  if (is_compute(t.dtype()) && t.dtype() != DType::f64 && t.is_contiguous()) {
-    const Tensor sums = optim::sums_of_squares({t});  // in f64, which holds every square
-    return std::isfinite(sums.narrow(0, 0, 1).item());
-  }
+  if (has_squares(t)) return squares_are_finite({t});
   std::vector<double> values(static_cast<std::size_t>(t.numel()));
   t.copy_to(values);
   return std::all_of(values.begin(), values.end(), [](double v) { return std::isfinite(v); });
@@ -373,8 +380,14 @@ TrainStep::NonFinite TrainStep::first_non_finite_parameter() const {
     optimizer_->restore_values();
     parameters = task_.model.named_parameters();
   }
-  for (const auto& p : parameters)
-    if (!all_finite(p.tensor)) return {message("parameter {}", p.name), true};
+  // All at once, since a GPU's host waits for each result.
+  std::vector<Tensor> most;
+  for (const NamedTensor& p : parameters)
+    if (!p.tensor.is_meta() && has_squares(p.tensor)) most.push_back(p.tensor);
+  const bool most_are_finite = squares_are_finite(most);
+  for (const NamedTensor& p : parameters)
+    if (!(most_are_finite && has_squares(p.tensor)) && !all_finite(p.tensor))
+      return {message("parameter {}", p.name), true};
   return {};
 }
 

@@ -68,7 +68,7 @@ int Trainer::fit(const data::Dataset& training, const data::Dataset* validation)
     validation_.emplace(*validation, options_.micro_batch ? options_.micro_batch : ranks_.rows());
   restore();
   const InterruptScope interrupts;
-  if (options_.run.resume) make_up();
+  if (options_.run.resume && !make_up()) return stop_unmeasured();
   if (state_.step >= options_.steps) {
     if (ranks_.is_first())
       std::printf("already at step %lld of %lld\n", static_cast<long long>(state_.step),
@@ -119,23 +119,24 @@ void Trainer::restore() {
 
 void Trainer::load_weights() {
   const distributed::ShardFiles files = distributed::open_weights(options_.run.weights);
-  check_same_weights(ranks_.host(), "--weights", files);
+  check_same_weights(ranks_.host(), options_.run.weights, files);
   step_.load_weights(files);
 }
 
 /// Completes what the interrupted run still had to do after its last save: the row of that step,
-/// its evaluation, the plot.
-void Trainer::make_up() {
-  bool evaluates = false;
+/// its evaluation, the plot. Returns false if the loss of the evaluation is NaN.
+bool Trainer::make_up() {
+  bool evaluates = false, measures = true;
   if (ranks_.is_first())
     evaluates =
         log_.make_up(folder_.metrics(), state_.step, state_.row, state_.evaluates && validation_);
   if (ranks_.of_first(evaluates)) {
     log_.start_progress(state_.step, steps_per_evaluation());
-    evaluate(true);
+    measures = evaluate(true);
   }
   log_.write_row();
   if (ranks_.is_first() && io::exists(folder_.metrics())) write_plot();
+  return measures;
 }
 
 // The title is the name of the run's folder.
@@ -186,10 +187,9 @@ int Trainer::one_step() {
   state_.targets += targets;
   if (saves || evaluates || samples) log_.pause_clock();
   // Save first: an evaluation may run out of memory or be interrupted.
-  if (saves) {
+  if (saves || (evaluates && options_.run.keep_best))
     if (const int status = stop_ruined()) return status;
-    save(evaluates, stop || last);
-  }
+  if (saves) save(evaluates, stop || last);
   const bool measures = !evaluates || evaluate(stop || last);
   log_.write_row();
   if (!measures) return stop_unmeasured();
@@ -221,6 +221,7 @@ data::Batch Trainer::read_rows() {
       if (!is_finite(*pending_)) throw;
       log_.settle(*std::exchange(pending_, {}));
     }
+    if (step_.first_non_finite_parameter().is_parameter) throw;
     save(false, true);
     log_.write_row();
     throw;

@@ -51,7 +51,7 @@ class Trainer {
           LossFunction loss);
   void restore();
   void load_weights();
-  void make_up();
+  bool make_up();
   void write_plot() const;
   int one_step();
   data::Batch read_rows();

@@ -22,8 +22,9 @@ struct RankProcesses {
 
 /// How the ranks ended.
 struct RanksEnd {
-  int status = 0;  ///< of the first that failed: its exit status, or 128 plus the signal; else 0
-  int rank = -1;   ///< the first that failed, or that a signal killed
+  int status = 0;  ///< of `rank`: its exit status, or 128 plus the signal; else 0
+  int rank = -1;   ///< that a signal killed, or that ended for a user's mistake (2), or the first
+                   ///< that failed
   int signal = 0;  ///< that killed it
   bool interrupted = false;  ///< this process was told to stop
 };

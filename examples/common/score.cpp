@@ -21,7 +21,7 @@ double log_likelihood(const nn::Gpt& model, std::span<const std::int32_t> tokens
   const double nats =
       model.loss.sum(h, model.head, Tensor::from(std::span<const std::int32_t>(targets), {1, n}))
           .loss.item();
-  check(!std::isnan(nats), "score: the model's logits must not be NaN");
+  if (std::isnan(nats)) throw Error("score: the model's logits must not be NaN", Fault::non_finite);
   return -nats;
 }
 

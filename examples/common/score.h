@@ -11,6 +11,7 @@
 namespace weft::examples {
 
 /// Sum of the log-probabilities of tokens[first...], each given all before it, in nats.
+/// Throws Error (Fault::non_finite) if it is NaN.
 double log_likelihood(const nn::Gpt& model, std::span<const std::int32_t> tokens,
                       std::int64_t first);
 

@@ -311,6 +311,15 @@ TEST_CASE("elementwise: slopes of activations in 16 bits, with a tape around the
       const double bound = dtype == DType::f16 ? 1e-3 : 8e-3;
       CHECK(test::mismatch(gradient(f, x, dy, true), gradient(f, x, dy, false), bound) == "");
     }
+  const Tensor x = Tensor::of({300, -300}, {2}, DType::f16).set_requires_grad();
+  Tape outer;
+  Tensor slope;
+  {
+    Tape inner;
+    slope = inner.gradients(gelu(x, Gelu::erf), {x})[0];
+  }
+  CHECK(equal(outer.gradients(slope, {x}, Tensor::ones({2}, DType::f16))[0],
+              Tensor::zeros({2}, DType::f16)));
 }
 
 TEST_CASE("elementwise: gradients past numbers that where and masked_fill take") {

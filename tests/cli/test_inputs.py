@@ -25,6 +25,8 @@ def texts_are_taken_as_they_are(folder):
     asked = settings("generate", "--prompt", "[INST] Hi [/INST]", "{}", "--prompt=[]", "--stop", "[1,2]")
     assert asked["prompt"] == '["[INST] Hi [/INST]", "{}", "[]"]' and asked["stop"] == '["[1,2]"]', asked
     assert asked["tokens"] == "300"
+    for odd in ("{}", "-- x=[1]", "---\nk=[2]", "--- title =", "[1]="):
+        assert json.loads(settings("generate", "--prompt", odd)["prompt"]) == [odd], odd
     config = pathlib.Path(folder) / "c.toml"
     config.write_text('prompt = ["[a]", "", "--tokens"]\nmodel = "[m]"\n')
     done = run("generate", "--config", config, "--print-config")
@@ -58,12 +60,18 @@ def lists_belong_to_flags_that_take_them(folder):
                          ('completion = "bash"', "'completion' is no setting")]:
         config.write_text(line + "\n")
         refused(run("train_gpt", *base(folder), "--config", config), 2, *parts)
-    refused(run("generate", "--prompts", text(folder), "--prompt", "x"), 2, "--prompts", "give one of them")
+    config.write_text("save-every = []\n")
+    refused(run("train_gpt", *base(folder), "--config", config), 2, "--save-every: takes one value, got a list of 0")
+    refused(run("train_gpt", *base(folder), "--resume="), 2, "--resume: takes no value, got ''")
 
 
 def ruined_weights_are_not_saved(folder):
     """A step that makes weights infinite ends the run, and the checkpoint before it stays."""
     train(*base(folder))
+    for layout in (["--dp", "2"], ["--dp", "2", "--zero"], ["--dp", "2", "--fsdp"], ["--tp", "2"]):
+        done = run("train_gpt", *base(folder, "--out", f"{folder}/{''.join(layout)}", "--ranks", "2", *layout,
+                                      "--weight-decay", "1e300", "--keep-best", "--eval-every", "1", "--save-every", "0"))
+        refused(done, 3, "step 1: parameter ", "is not finite after the update; checkpoints are as before this step")
     before = checkpoint_bytes(f"{folder}/run", 4)
     done = run("train_gpt", *base(folder, "--resume", "--steps", "5", "--keep", "1", "--weight-decay", "1e300"))
     refused(done, 3, "step 5: parameter embed.weight is not finite after the update")
@@ -84,8 +92,8 @@ def not_a_number_has_no_score(folder):
     file.write_bytes(data)
     questions = pathlib.Path(folder) / "q.jsonl"
     questions.write_text('{"context": "The cat", "choices": ["mat", "x"], "answer": 0}\n')
-    refused(run("evaluate", "--model", f"{folder}/hf", "--choices", questions), 2, "must not be NaN")
-    refused(run("evaluate", "--model", f"{folder}/hf", "--data", text(folder)), 2, "must not be NaN")
+    refused(run("evaluate", "--model", f"{folder}/hf", "--choices", questions), 3, "must not be NaN")
+    refused(run("evaluate", "--model", f"{folder}/hf", "--data", text(folder)), 3, "must not be NaN")
     refused(run("evaluate", "--model", f"{folder}/hf", "--choices", folder), 2, "is a folder")
 
 
@@ -96,6 +104,10 @@ def other_weights_are_noticed(folder):
             "--weights: a resumed run has its weights already, got 'none'")
     train("--from", f"{folder}/run", "--to", f"{folder}/hf", program="convert")
     train("--from", f"{folder}/run", "--to", f"{folder}/other", program="convert")
+    # A run that began with weights goes on without naming them again, also from a full command line.
+    begun = ["--data", text(folder), "--out", f"{folder}/begun", *FEW]
+    train(*begun, "--weights", f"{folder}/hf", "--steps", "1")
+    assert "weights" not in train(*begun, "--resume", "--steps", "2").stdout
     file = pathlib.Path(f"{folder}/other/model.safetensors")
     data = bytearray(file.read_bytes())
     data[-2] ^= 1
@@ -114,8 +126,8 @@ def token_files_are_no_texts(folder):
     train("--data", words, "--tokenizer", "bytes", "--out", f"{folder}/new/deep/words", program="tokenize")
     tokens = f"{folder}/new/deep/words.bin"
     refused(run("tokenize", "--data", f"{folder}/new", "--tokenizer", "bytes", "--out", f"{folder}/again"), 2,
-            "holds token ids, not text")
-    refused(run("train_tokenizer", "--data", tokens, "--vocab", "300", "--out", f"{folder}/t.json"), 2, "holds token ids")
+            "a text must have another name than a token file")
+    refused(run("train_tokenizer", "--data", tokens, "--vocab", "300", "--out", f"{folder}/t.json"), 2, "a text must have another name")
     one = pathlib.Path(folder) / "one.txt"
     one.write_text("x")
     refused(run("train_gpt", *base(folder), "--val-data", one), 2, "--val-data: must have at least 2 tokens, got 1")
@@ -129,6 +141,11 @@ def lost_output_is_an_error(folder):
         with open("/dev/full", "w") as full:
             done = subprocess.run([BIN / program, *args], stdout=full, stderr=subprocess.PIPE, text=True)
         refused(done, 1, f"{program}: standard output cannot be written")
+    # A run trains on, and says it once.
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([BIN / "train_gpt", *base(folder, "--out", f"{folder}/full", "--log-every", "1")],
+                              stdout=full, stderr=subprocess.PIPE, text=True)
+    refused(done, 0, "standard output cannot be written (No space left on device); the run goes on without it")
     # A reader that has seen enough is none.
     done = subprocess.run(f"{BIN}/generate --checkpoint {folder}/run --prompt the --tokens 300 | head -c 1", shell=True,
                           capture_output=True, text=True)
@@ -145,6 +162,12 @@ def a_limit_of_file_sizes_ends_with_a_line(folder):
     assert checkpoint_bytes(f"{folder}/run", 4) == before and metrics(f"{folder}/run")[:len(rows)] == rows
 
 
+def settings_that_need_others(folder):
+    refused(run("train_gpt", *base(folder), "--etp", "2"), 2, "--etp: needs --experts")
+    train(*base(folder, "--pattern", "aad"))  # more letters than the model has layers
+
+
 main([texts_are_taken_as_they_are, numbers_are_decimal, lists_belong_to_flags_that_take_them,
       ruined_weights_are_not_saved, not_a_number_has_no_score, other_weights_are_noticed, token_files_are_no_texts,
-      lost_output_is_an_error, a_limit_of_file_sizes_ends_with_a_line])
+      lost_output_is_an_error, a_limit_of_file_sizes_ends_with_a_line,
+      settings_that_need_others])

@@ -99,13 +99,14 @@ TEST_CASE("agreement: weights and settings that differ name the ranks") {
   const auto weights = [&](auto of_rank) {
     return errors(3, [&](World& w) {
       const int which = of_rank(w.rank());
-      check_same_weights(w, "--weights", distributed::ShardFiles(files[which]));
+      check_same_weights(w, "w.safetensors", distributed::ShardFiles(files[which]));
     });
   };
   CHECK(weights([](int) { return 1; }) == same(3, "no error"));
   CHECK(weights([](int rank) { return rank == 2 ? 1 : 0; }) ==
         same(3,
-             "--weights: all ranks must read the same weights, and the files of rank 2 differ from "
+             "'w.safetensors': all ranks must read the same weights, and the files of rank 2 "
+             "differ from "
              "rank 0's"));
 }
 
