@@ -1,7 +1,5 @@
 #include "weft/autograd/expert_capacity.h"
 
-#include <cmath>
-
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"

@@ -56,9 +56,7 @@ std::vector<std::string> files_below(const std::vector<std::string>& paths) {
 
 DocumentReader::DocumentReader(std::vector<std::string> files, Options options)
     : files_(std::move(files)), options_(std::move(options)) {
-  for (const std::string& path : files_)
-    check(!is_token_file(path),
-          "data: a text must have another name than a token file, .bin or .idx, got '{}'", path);
+  for (const std::string& path : files_) check_is_text(path);
   for (const std::string& path : files_) file_bytes_ += io::file_size(path);
 }
 

@@ -17,8 +17,7 @@ std::string read_one(const std::string& path) {
   const io::PathKind kind = io::path_kind(path);
   check(kind != io::PathKind::none, "data: no file '{}'", path);
   check(kind != io::PathKind::folder, "data: '{}' is a folder; name the files in it", path);
-  check(!is_token_file(path),
-        "data: a text must have another name than a token file, .bin or .idx, got '{}'", path);
+  check_is_text(path);
   check(kind != io::PathKind::other, "data: '{}' must be a file or a pipe, got a device", path);
   std::string text;
   if (kind == io::PathKind::pipe)

@@ -244,6 +244,11 @@ bool is_token_file(const std::string& path) {
   return path.ends_with(".bin") || path.ends_with(".idx");
 }
 
+void check_is_text(const std::string& path) {
+  check(!is_token_file(path),
+        "data: a text must have another name than a token file, .bin or .idx, got '{}'", path);
+}
+
 TokenStream open_token_file(const std::string& path) {
   const std::string stem = path.substr(0, path.rfind('.'));
   if (path.ends_with(".idx")) return open_megatron(path, stem + ".bin");

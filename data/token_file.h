@@ -85,6 +85,8 @@ class TokenStream {
 TokenStream open_token_file(const std::string& path);
 /// Whether a path names a file of tokens rather than a text: .bin or .idx.
 bool is_token_file(const std::string& path);
+/// Throws Error on such a path, where a text is read.
+void check_is_text(const std::string& path);
 
 /// Writes the format of llm.c.
 /// Throws Error on a token that does not fit uint16, and on 2^31 tokens or more.

@@ -22,13 +22,16 @@ struct AdamWOptions {
 /// Adam with decoupled weight decay, all parameters in one fused pass:
 ///   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
 ///   p -= lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p)
-/// t counts the optimizer's steps, as Apex does; PyTorch counts those of each parameter, so one
-/// whose first gradient comes later moves further here in its first steps. Arithmetic is f32 (f64
-/// for f64 parameters). f16 states have one scale per tensor; e4m3 states have one per 32 elements,
-/// a power of two, and a v above 0 never becomes 0. With nearest rounding an e4m3 v, and with beta2
-/// above 0.99 a bf16 v, cannot decay, because a change of 1/1000 is below its precision; it stays
-/// wrong, and a warning is logged. Stochastic rounding has the right mean. Source: Loshchilov,
-/// Hutter 2019, arXiv:1711.05101, algorithm 2; Kingma, Ba 2015, arXiv:1412.6980.
+/// t is the number of steps of the optimizer, as in Apex. PyTorch counts the steps of each
+/// parameter; here a parameter whose first gradient comes late takes larger first steps.
+///
+/// Arithmetic is f32 (f64 for f64 parameters). f16 states have one scale per tensor; e4m3 states
+/// have one per 32 elements, a power of two, and a v above 0 never becomes 0. With nearest rounding
+/// an e4m3 v, and with beta2 above 0.99 a bf16 v, cannot decay, because a change of 1/1000 is below
+/// its precision; it stays wrong, and a warning is logged. Stochastic rounding has the right mean.
+///
+/// Source: Loshchilov, Hutter 2019, arXiv:1711.05101, algorithm 2; Kingma, Ba 2015,
+/// arXiv:1412.6980.
 class AdamW : public Optimizer {
  public:
   /// Throws Error on a negative lr, eps or decay, a beta outside [0, 1), a parameter that is no

@@ -88,7 +88,8 @@ limited() {
     tick=$!
     status=0
     wait -n -p ended "$child" "$tick" || status=$?
-    if [ "$ended" = "$tick" ]; then pack; else kill "$tick" 2>/dev/null || true; fi
+    # Not with TERM: until it runs sleep, the tick is a copy of this shell, with its traps.
+    if [ "$ended" = "$tick" ]; then pack; else kill -KILL "$tick" 2>/dev/null || true; fi
   done
   child=""
   if [ "$status" -eq 0 ] || [ $((SECONDS - start)) -lt "$given" ]; then return "$status"; fi

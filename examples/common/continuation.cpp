@@ -117,7 +117,7 @@ bool Printer::print(std::span<const std::int32_t> tokens) {
     put(stop_.next(stream_.next(token)));
     if (stop_.stopped()) return false;
   }
-  return std::fflush(stdout) == 0;  // nobody would see the rest
+  return std::fflush(stdout) == 0;  // a text whose output is lost ends here
 }
 
 void Printer::finish() {

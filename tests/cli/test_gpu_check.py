@@ -216,7 +216,7 @@ def finds_wheels(folder):
     compiler.chmod(0o755)
     script = '. scripts/gpu_machine.sh; build=$OUT; find_cuda; echo "$CPLUS_INCLUDE_PATH"'
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300,
+        ["bash", "-euo", "pipefail", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60,
         env={**os.environ, "OUT": str(folder), "PYTHONPATH": str(folder), "CXX": str(compiler),
              "CUDACXX": str(folder / "toolkit/bin/nvcc"), "PYTHON": sys.executable, "emulated": ""})
     assert done.returncode == 0, done.stderr
