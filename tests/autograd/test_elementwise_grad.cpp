@@ -4,6 +4,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
+#include "weft/autograd/values.h"
 #include "weft/tests/support.h"
 
 namespace weft::elementwise_grad_test {

@@ -6,6 +6,10 @@
 #include <thread>
 
 #include "weft/distributed/fsdp.h"
+#include "weft/distributed/parallel_optimizer.h"
+#include "weft/nn/gpt.h"
+#include "weft/nn/shard.h"
+#include "weft/tests/expert_support.h"
 #include "weft/tests/parallel_support.h"
 
 namespace weft::distributed::fsdp_faults_test {

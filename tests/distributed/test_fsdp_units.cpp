@@ -4,11 +4,13 @@
 #include <map>
 #include <set>
 
+#include "weft/distributed/flight_recorder.h"
 #include "weft/distributed/fsdp_units.h"
 #include "weft/distributed/parallel_optimizer.h"
 #include "weft/nn/gpt.h"
 #include "weft/nn/shard.h"
 #include "weft/tests/parallel_support.h"
+#include "weft/tests/ranks.h"
 
 namespace weft::distributed::fsdp_units_test {
 namespace {

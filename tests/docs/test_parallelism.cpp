@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "weft/autograd/matmul.h"
 #include "weft/distributed/checkpoint.h"
 #include "weft/distributed/model_slices.h"
 #include "weft/distributed/parallel_optimizer.h"

@@ -6,6 +6,7 @@
 #include "weft/core/error.h"
 #include "weft/io/file.h"
 #include "weft/io/json.h"
+#include "weft/tests/data_support.h"
 #include "weft/tests/support.h"
 #include "weft/tokenizer/tokenizer.h"
 #include "weft/tokenizer/vocabulary.h"
