@@ -47,6 +47,7 @@ void check_options(const AttentionOptions& o) {
   check(o.window == 0 || o.causal, "attention: window {} needs causal", o.window);
   check(o.dropout >= 0 && o.dropout < 1, "attention: dropout must be in [0, 1), got {}", o.dropout);
   check(o.key_heads >= 0, "attention: key_heads must be at least 0, got {}", o.key_heads);
+  check(o.key_rows >= 1, "attention: key_rows must be at least 1, got {}", o.key_rows);
 }
 
 AttentionSpec make_spec(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -63,7 +64,8 @@ AttentionSpec make_spec(const Tensor& q, const Tensor& k, const Tensor& v,
           .scale = o.scale != 0 ? o.scale : 1 / std::sqrt(static_cast<double>(q.dim(3))),
           .dropout = o.dropout,
           .key = o.key,
-          .key_heads = o.key_heads ? o.key_heads : q.dim(2)};
+          .key_heads = o.key_heads ? o.key_heads : q.dim(2),
+          .key_rows = o.key_rows};
 }
 
 // The dtype of the kernel's operands: 16 bits become f32 on the CPU.
@@ -114,6 +116,9 @@ void check_packed(const Tensor& packed, std::int64_t heads, std::int64_t kv_head
 }
 
 Tensor checked_sequences(const AttentionOptions& o, const Tensor& q, const Tensor& k) {
+  check(o.key_rows == 1 || (o.cu_seqlens.defined() && q.dim(1) % o.key_rows == 0),
+        "attention: {} key_rows need a packed row of a multiple of as many tokens, got {}",
+        o.key_rows, q.shape());
   if (!o.cu_seqlens.defined()) return {};
   check(q.dim(0) == 1 && q.dim(1) == k.dim(1),
         "attention: with cu_seqlens q and k must be one row of the same tokens, got {} and {}",

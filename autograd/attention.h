@@ -19,6 +19,9 @@ struct AttentionOptions {
   /// call copies values on a GPU to the host to check them.
   Tensor cu_seqlens = {};
   bool cu_checked = false;  ///< cu_seqlens is known to be valid: its values are not read back
+  /// How many equally long rows lie side by side in a packed row. The formula of `key` numbers them
+  /// as rows b of their own; a sequence lies within one of them.
+  std::int64_t key_rows = 1;
 };
 
 /// y = dropout(softmax(scale q k^T)) v for every head, block by block: memory is linear in T. Query

@@ -97,8 +97,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
           for (int e = 0; e < 2; ++e) out[m][i][2 * h + e] *= shrink;
       }
     if constexpr (Dropout) {
-      const std::uint32_t dropped =
-          dropped_keys<kKeys>(a, a.key_row(at.batch, at.head, first + mine), from);
+      const std::uint32_t dropped = dropped_keys<kKeys>(a, at.batch, at.head, first + mine, from);
       each_element<M, kKeys>([&](int m, int i, int h, int e, int, int) {
         x[m][i][2 * h + e] *=
             dropped >> (4 * i + 2 * h + e) & 1 ? 0.0f : static_cast<float>(a.kept);
@@ -160,7 +159,9 @@ AttentionArgs attention_args(const AttentionIn& in, const AttentionSpec& a) {
           .drop_below = static_cast<std::uint32_t>(std::ceil(a.dropout * 0x1p24)),
           .kept = 1 / (1 - a.dropout),
           .key = a.key,
-          .key_heads = static_cast<int>(a.key_heads)};
+          .key_heads = static_cast<int>(a.key_heads),
+          .key_queries = static_cast<int>(a.queries / a.key_rows),
+          .key_keys = static_cast<int>(a.keys / a.key_rows)};
 }
 
 void attention_fwd(const AttentionIn& in, const AttentionSpec& spec, const AttentionOut& out) {

@@ -29,6 +29,7 @@ struct AttentionArgs {
   double kept;                 ///< factor of the others
   RandomKey key;
   int key_heads;                    ///< heads of a batch row as `key` counts them
+  int key_queries, key_keys;        ///< tokens of such a row; a packed row may hold several
   int dq_heads = 0, dkv_heads = 0;  ///< heads between tokens of dq, and of dk and dv
 
   /// Which keys query i sees. Both ends grow with i: a tile of queries sees only keys from the
@@ -62,13 +63,20 @@ struct AttentionArgs {
   __device__ std::int64_t row(int batch, int head, int i) const {
     return (std::int64_t{batch} * heads + head) * queries + i;
   }
-  /// The same in the numbers of `key`.
-  __device__ std::int64_t key_row(int batch, int head, int i) const {
-    return (std::int64_t{batch} * key_heads + head) * queries + i;
+  /// The number of the weight of query i and key 0; that of key j is j more.
+  __device__ std::uint64_t weight_number(int batch, int head, int i) const {
+    const int before = i / key_queries;
+    const std::int64_t row =
+        (std::int64_t{batch + before} * key_heads + head) * key_queries + i - before * key_queries;
+    return key.first + static_cast<std::uint64_t>((row - before) * key_keys);
   }
-  /// Is the weight of key j in that row of key_row() dropped?
-  __device__ bool drops(std::int64_t row, int j) const {
-    const std::uint64_t n = key.first + static_cast<std::uint64_t>(row * keys + j);
+  /// Do the numbers of keys 4 n to 4 n + 3 share a Philox block?
+  __device__ bool has_whole_blocks() const {
+    return (key.first | static_cast<unsigned>(key_keys)) % 4 == 0;
+  }
+  /// Is the weight of query i and key j dropped?
+  __device__ bool drops(int batch, int head, int i, int j) const {
+    const std::uint64_t n = weight_number(batch, head, i) + static_cast<std::uint64_t>(j);
     const auto words = random_block(with_device_stream(key), n >> 2);
     const std::uint32_t low = n & 1 ? words[1] : words[0], high = n & 1 ? words[3] : words[2];
     return (n & 2 ? high : low) >> 8 < drop_below;

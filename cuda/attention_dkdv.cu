@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       });
     std::uint32_t dropped = 0;
     if constexpr (Dropout)
-      dropped = dropped_queries<kColumns>(a, a.key_row(at.batch, head, from), first + mine);
+      dropped = dropped_queries<kColumns>(a, at.batch, head, from, first + mine);
     const auto factor = [&](int i, int h, int e) {
       return dropped >> (4 * i + 2 * h + e) & 1 ? 0.0f : static_cast<float>(a.kept);
     };

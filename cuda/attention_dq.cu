@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     dot_tile<1, kColumns, D>(ds, grads, keys + kColumns * D);
     std::uint32_t dropped = 0;
     if constexpr (Dropout)
-      dropped = dropped_keys<kColumns>(a, a.key_row(at.batch, at.head, first + mine), from);
+      dropped = dropped_keys<kColumns>(a, at.batch, at.head, first + mine, from);
     each_element<1, kColumns>([&](int m, int i, int h, int e, int, int) {
       float& x = ds[m][i][2 * h + e];
       if constexpr (Dropout)

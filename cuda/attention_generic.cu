@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       high[i] = top;
       sum[i] = sum[i] * shrink + warp_sum(p);
       if (a.drop_below != 0 && p != 0)
-        p *= a.drops(a.key_row(at.batch, at.head, first + mine + i), key) ? R(0)
-                                                                          : static_cast<R>(a.kept);
+        p *= a.drops(at.batch, at.head, first + mine + i, key) ? R(0) : static_cast<R>(a.kept);
       s.weights[mine + i][lane] = p;
       for (int c = 0; c < Chunks; ++c)
         for (int h = 0; h < 2; ++h) sums[c][i][h] *= shrink;

@@ -39,9 +39,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (seen[i].contains(key)) {
         const R p = exp_of(x[i] * static_cast<R>(a.scale) - pairs[2 * i]);
         if (a.drop_below != 0)
-          dp[i] *= a.drops(a.key_row(at.batch, at.head, first + mine + i), key)
-                       ? R(0)
-                       : static_cast<R>(a.kept);
+          dp[i] *=
+              a.drops(at.batch, at.head, first + mine + i, key) ? R(0) : static_cast<R>(a.kept);
         ds = p * (dp[i] - pairs[2 * i + 1]);
       }
       s.weights[mine + i][lane] = ds;
@@ -93,9 +92,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (seen[i].contains(query)) {
           p = exp_of(x[i] * static_cast<R>(a.scale) - pairs[2 * query]);
           if (a.drop_below != 0)
-            factor = a.drops(a.key_row(at.batch, head, query), first + mine + i)
-                         ? R(0)
-                         : static_cast<R>(a.kept);
+            factor =
+                a.drops(at.batch, head, query, first + mine + i) ? R(0) : static_cast<R>(a.kept);
           ds[i] = p * (ds[i] * factor - pairs[2 * query + 1]);
         } else {
           ds[i] = 0;

@@ -39,7 +39,7 @@ std::uint32_t fingerprint(const Dataset& dataset) {
 
 Batch Batch::narrow(std::int64_t first, std::int64_t count) const {
   return {inputs.narrow(0, first, count), targets.narrow(0, first, count),
-          positions.defined() ? positions.narrow(0, first, count) : positions};
+          positions.defined() ? positions.narrow(0, first, count) : positions, totals};
 }
 
 TensorDataset::TensorDataset(const Tensor& inputs, const Tensor& targets) {

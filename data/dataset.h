@@ -17,13 +17,17 @@ struct Batch {
   /// (rows, seq) i32, on the CPU: the place of each token in its sequence, from 0, and -1 for
   /// padding. Null where a row is one sequence.
   Tensor positions = {};
+  /// What train::Task::totals counted in all rows of the step, of all ranks; null: nothing.
+  Tensor totals = {};
 
   std::int64_t rows() const { return inputs.dim(0); }
   std::int64_t targets_per_row() const { return targets.numel() / targets.dim(0); }
   /// Rows [first, first + count), as views.
   Batch narrow(std::int64_t first, std::int64_t count) const;
   /// With inputs and targets on that device.
-  Batch to(Device device) const { return {inputs.to(device), targets.to(device), positions}; }
+  Batch to(Device device) const {
+    return {inputs.to(device), targets.to(device), positions, totals};
+  }
 };
 
 /// A target of an integer type that the loss ignores.

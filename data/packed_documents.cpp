@@ -94,7 +94,9 @@ nn::Packing packing_of(const Batch& batch, std::int64_t longest, Device device) 
     if (begins) is_padding.push_back(at[i] < 0);
   }
   boundaries.push_back(static_cast<std::int32_t>(positions.numel()));
-  return nn::Packing::of(boundaries, longest, device, is_padding);
+  nn::Packing out = nn::Packing::of(boundaries, longest, device, is_padding);
+  out.rows = batch.rows();
+  return out;
 }
 
 }  // namespace weft::data

@@ -8,7 +8,6 @@
 #include "weft/autograd/rope.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
-#include "weft/core/random.h"
 #include "weft/nn/each_row.h"
 
 namespace weft::nn {
@@ -97,16 +96,9 @@ Tensor Attention::mixed(Tensor projected, const TokenContext& context, const F& 
   how.window = options.window;
   how.cu_seqlens = packing.cu_seqlens;
   how.cu_checked = packing.checked();
-  if (drop.p > 0 && is_training()) {
-    how.dropout = drop.p;
-    const auto per_token =
-        static_cast<std::uint64_t>(tokens + (cache ? cache->length() : std::int64_t{0}));
-    const std::optional<Shard::Heads>& held = shard_of(*this).heads;
-    how.key_heads = held ? held->all : heads;
-    how.key = RandomScope::key_for(
-        drop.stream(), static_cast<std::uint64_t>(how.key_heads * tokens) * per_token, per_token);
-    if (held) how.key.first += static_cast<std::uint64_t>(held->first * tokens) * per_token;
-  }
+  drop.drop_weights(
+      how, shard_of(*this).heads.value_or(Shard::Heads{0, heads}),
+      {.queries = tokens, .keys = tokens + (cache ? cache->length() : 0), .rows = packing.rows});
   const Shape out{batch, tokens, heads * head_dim};
   Tensor gate;
   const auto finish = [&](const Tensor& y) {

@@ -26,6 +26,18 @@ Tensor Dropout::operator()(const Tensor& x, const std::optional<TokenPart>& part
   return dropout(x, p, RandomScope::key_for(stream(), row, token));
 }
 
+void Dropout::drop_weights(weft::AttentionOptions& how, const Shard::Heads& heads,
+                           const WeightTokens& tokens) const {
+  if (p == 0 || !is_training()) return;
+  how.dropout = p;
+  how.key_heads = heads.all;
+  how.key_rows = tokens.rows;
+  const auto keys = static_cast<std::uint64_t>(tokens.keys / tokens.rows);
+  how.key = RandomScope::key_for(
+      stream(), static_cast<std::uint64_t>(heads.all * tokens.queries) * keys, keys);
+  how.key.first += static_cast<std::uint64_t>(heads.first * (tokens.queries / tokens.rows)) * keys;
+}
+
 std::string Dropout::describe() const { return message("Dropout({})", p); }
 
 }  // namespace weft::nn

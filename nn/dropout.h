@@ -1,5 +1,7 @@
 #pragma once
+#include "weft/autograd/attention.h"
 #include "weft/nn/module.h"
+#include "weft/nn/shard.h"
 #include "weft/nn/token_context.h"
 
 namespace weft::nn {
@@ -13,6 +15,14 @@ struct Dropout : Module {
   explicit Dropout(double p);
   /// With `part`, x holds only those tokens of a batch: (1, count, dim).
   Tensor operator()(const Tensor& x, const std::optional<TokenPart>& part = {}) const;
+  /// The tokens of a row of attention; `rows` of equal length may lie side by side in it.
+  struct WeightTokens {
+    std::int64_t queries = 0, keys = 0, rows = 1;
+  };
+  /// While training, makes attention drop its weights with probability p, by numbers of their own
+  /// for each row, head, query and key of the whole layer, of which `how` computes `heads`.
+  void drop_weights(weft::AttentionOptions& how, const Shard::Heads& heads,
+                    const WeightTokens& tokens) const;
   void visit(Visitor&) override {}
   std::string describe() const override;
 };

@@ -11,18 +11,23 @@
 
 namespace weft::nn {
 
-Tensor GptLosses::total(const Tensor& main_count, const TensorList& depth_counts) const {
-  check(depth_counts.size() == mtp.size(), "losses: counts must be given for {} depths, got {}",
-        mtp.size(), depth_counts.size());
+Tensor GptLosses::total(const Counts& all) const {
+  check(all.mtp.size() == mtp.size(), "losses: counts must be given for {} depths, got {}",
+        mtp.size(), all.mtp.size());
+  check(all.tokens.defined() || !tokens.defined(),
+        "losses: with router losses the number of tokens must be given, got none");
   Tensor sum = main.loss;
   const double share = mtp.empty() ? 0 : mtp_weight / mtp.size();
   for (int d = 0; d < mtp.size(); ++d) {
     // f64 holds every count exactly.
-    const Tensor ratio = div(main_count.to(DType::f64), maximum(depth_counts[d].to(DType::f64), 1));
+    const Tensor ratio = div(all.main.to(DType::f64), maximum(all.mtp[d].to(DType::f64), 1));
     sum = add(sum, mul(mtp[d], mul(ratio, share).to(mtp[d].dtype())));
   }
-  if (aux.defined()) sum = add(sum, mul(aux, main.count.to(aux.dtype())).to(sum.dtype()));
-  return sum;
+  if (!aux.defined()) return sum;
+  Tensor weight = all.main.to(DType::f64);
+  if (!all.tokens.same(tokens))
+    weight = div(mul(weight, tokens.to(DType::f64)), maximum(all.tokens.to(DType::f64), 1));
+  return add(sum, mul(aux, weight.to(aux.dtype())).to(sum.dtype()));
 }
 
 GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& packing) const {
@@ -34,6 +39,11 @@ GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& p
     out.main = loss.sum(h, head, goals);
   }
   out.aux = aux;
+  if (aux.defined()) {
+    out.tokens = Tensor::full({}, static_cast<double>(ids.numel()), DType::i64, ids.device());
+    if (packing.padding.defined())
+      out.tokens = sub(out.tokens, sum(packing.padding.to(DType::i64)));
+  }
   if (mtp.empty()) return out;
   const MtpOptions& o = config.mtp;
   out.mtp_weight = o.weight;

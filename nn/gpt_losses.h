@@ -15,14 +15,21 @@ struct GptLosses {
   /// The router losses, to be added to the mean loss; averaged over depths if one layer serves all
   /// of them. Null without routers.
   Tensor aux;
+  Tensor tokens;  ///< beside aux, i64: the tokens that are no padding, of which it is a mean
 
   /// The tensor to run backward from, as a sum: divided by the main count it is
   ///   mean(main) + weight / depths * sum over depths of mean(mtp) + aux.
   /// A depth has fewer targets than the main loss and is scaled up by the ratio of the counts; a
-  /// depth without targets adds 0. Micro-batches with different masks give the gradients of one
-  /// large batch if they are passed the counts of all of them.
-  Tensor total() const { return total(main.count, mtp_count); }
-  Tensor total(const Tensor& main_count, const TensorList& depth_counts) const;
+  /// depth without targets adds 0. Micro-batches with different masks or padding give the gradients
+  /// of one large batch if they are passed the counts of all of them.
+  Tensor total() const { return total({main.count, mtp_count, tokens}); }
+  /// Counts of one or more micro-batches, as the members of the same name.
+  struct Counts {
+    Tensor main;
+    TensorList mtp = {};
+    Tensor tokens = {};
+  };
+  Tensor total(const Counts& all) const;
 };
 
 }  // namespace weft::nn

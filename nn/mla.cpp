@@ -7,7 +7,6 @@
 #include "weft/autograd/rope.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
-#include "weft/core/random.h"
 #include "weft/nn/attention.h"
 #include "weft/nn/each_row.h"
 
@@ -100,15 +99,8 @@ Tensor Mla::operator()(const Tensor& given, const TokenContext& context) const {
     how.scale = o.scale_factor / std::sqrt(static_cast<double>(o.nope + o.rope));
   how.cu_seqlens = packing.cu_seqlens;
   how.cu_checked = packing.checked();
-  if (drop.p > 0 && is_training()) {
-    how.dropout = drop.p;
-    const auto per_token = static_cast<std::uint64_t>(keys);
-    const std::optional<Shard::Heads>& held = shard_of(*this).heads;
-    how.key_heads = held ? held->all : H;
-    how.key = RandomScope::key_for(
-        drop.stream(), static_cast<std::uint64_t>(how.key_heads * tokens) * per_token, per_token);
-    if (held) how.key.first += static_cast<std::uint64_t>(held->first * tokens) * per_token;
-  }
+  drop.drop_weights(how, shard_of(*this).heads.value_or(Shard::Heads{0, H}),
+                    {.queries = tokens, .keys = keys, .rows = packing.rows});
   return use_discarded(
       o.recompute, {q, k, of_kv[1]},
       [how](const TensorList& in) { return attention(in[0], in[1], in[2], how); },

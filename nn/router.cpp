@@ -25,6 +25,11 @@ constexpr const char* kScopes[] = {"aux", "sequence", "global"};
 
 Tensor plus(const Tensor& a, const Tensor& b) { return a.defined() ? add(a, b) : b; }
 
+// The number of tokens that are no padding, f64.
+Tensor counted(const Tensor& padding) {
+  return sub(static_cast<double>(padding.numel()), sum(padding.to(DType::f64)));
+}
+
 // The part of a batch that the `tokens` of a call are; null if they are whole sequences.
 const TokenPart* part_of_batch(const RouterInput& in, std::int64_t tokens) {
   const bool is_part = in.part && in.sequences == 1 && in.part->count == tokens && tokens > 0;
@@ -174,14 +179,22 @@ Tensor Router::counts_of(const BalanceLoss& l, const Tensor& logits, const Routi
   return counts;
 }
 
+// `padding` is that of the batch, of which `in` may be a part.
 Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const RouterInput& in,
-                       const Tensor& weight_here) const {
+                       const Tensor& padding) const {
+  const Tensor weight_here = uneven_share(in.padding, padding);
+  if (losses() == 0) return {};
+  const Tensor tokens = padding.defined()
+                            ? counted(padding).to(loss_sums.dtype())
+                            : Tensor::full({}, static_cast<double>(logits.dim(0)) / loss_share(),
+                                           loss_sums.dtype(), logits.device());
   Tensor total;
   int number = 0;
   const auto include = [&](Tensor loss, double coefficient) {
     if (weight_here.defined()) loss = mul(loss, weight_here.to(loss.dtype()));
     total = plus(total, loss);
-    if (!recomputing()) loss_sums.select(0, number).add_(loss.detach(), 1 / coefficient);
+    if (!recomputing())
+      loss_sums.select(0, number).add_(mul(loss.detach(), tokens), 1 / coefficient);
     ++number;
   };
   for (const BalanceLoss& l : config.balance)
@@ -191,8 +204,7 @@ Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const Route
               c);
   if (const double c = config.z_loss * loss_share(); c > 0)
     include(z_loss(logits, c, in.padding), c);
-  if (number > 0 && !recomputing())
-    loss_sums.select(0, number).add_(Tensor::ones({}, loss_sums.dtype(), loss_sums.device()));
+  if (!recomputing()) loss_sums.select(0, number).add_(tokens);
   return total;
 }
 
@@ -200,9 +212,6 @@ Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const Route
 // its non-padding tokens, relative to loss_share(); null without padding or on one rank.
 Tensor Router::uneven_share(const Tensor& own, const Tensor& all) const {
   if (!own.defined() || own.numel() == all.numel()) return {};
-  const auto counted = [](const Tensor& padding) {
-    return sub(static_cast<double>(padding.numel()), sum(padding.to(DType::f64)));
-  };
   return mul(div(counted(own), maximum(counted(all), 1)), 1 / loss_share());
 }
 
@@ -236,7 +245,7 @@ Routed Router::operator()(const Tensor& x, const RouterInput& given) const {
                     ? route_sinkhorn(logits, config.route.topk, is_training(), in.padding)
                     : route(logits, expert_bias, config.route, in.padding);
   const bool learns = is_training() && recording(logits);
-  if (learns) out.loss = loss_of(logits, out.routing, in, uneven_share(in.padding, given.padding));
+  if (learns) out.loss = loss_of(logits, out.routing, in, given.padding);
   if (is_training() && config.capacity_factor > 0) out.routing = with_room(out.routing);
   if (learns && !recomputing())
     tokens_per_expert.add_(count_experts(out.routing.experts, experts()).view({experts()}));

@@ -80,7 +80,8 @@ struct Router : Module {
   // State of the current optimizer step; not saved.
   Tensor tokens_per_expert;  // (experts) i64
   Tensor global_counts;      // (experts) i64: counts of Balance::global; or null
-  /// Each loss / coefficient, summed over micro-batches; the last element is their number.
+  /// Each loss / coefficient times the tokens of its micro-batch that are no padding, summed over
+  /// micro-batches; the last element is the sum of these tokens.
   Tensor loss_sums;
 
   Router(std::int64_t experts, std::int64_t dim, const RouterConfig& config = {});
@@ -104,7 +105,7 @@ struct Router : Module {
   Tensor counts_of(const BalanceLoss& l, const Tensor& logits, const Routing& routing,
                    const RouterInput& input) const;
   Tensor loss_of(const Tensor& logits, const Routing& routing, const RouterInput& in,
-                 const Tensor& weight_here) const;
+                 const Tensor& padding) const;
   Routing with_room(const Routing& own) const;
   Tensor uneven_share(const Tensor& own, const Tensor& all) const;
   /// This rank's share of a batch's losses: 1 / number of ranks that share its tokens.

@@ -29,6 +29,13 @@ RouterStep::RouterStep(Module& model) {
     if (router->config.z_loss > 0) layer.place[3] = number;
     layers_.push_back(std::move(layer));
   });
+  const auto layers = static_cast<std::int64_t>(layers_.size());
+  const Tensor has = Tensor::zeros({layers, 4}, DType::f64);
+  for (std::int64_t i = 0; i < layers; ++i)
+    for (std::int64_t kind = 0; kind < 4; ++kind)
+      if (layers_[static_cast<std::size_t>(i)].place[static_cast<std::size_t>(kind)] >= 0)
+        has.data<double>()[4 * i + kind] = 1;
+  has_ = has.to(layers_.empty() ? kCpu : layers_[0].tokens.device());
 }
 
 bool RouterStep::has(std::size_t kind) const {
@@ -44,38 +51,37 @@ std::vector<std::pair<const char*, std::int64_t>> RouterStep::balance_kinds() co
   return out;
 }
 
-Tensor RouterStep::losses() const {
+// Each layer's four losses times tokens, and its tokens: (layers, 5), f64.
+Tensor RouterStep::loss_sums(const SumCounts& reduce) const {
   const NoGradGuard quiet;
-  Tensor out;
-  for (std::size_t kind = 0; kind < 4; ++kind) {
-    int having = 0;
-    for (const Layer& l : layers_) having += l.place[kind] >= 0;
-    for (const Layer& l : layers_) {
-      if (l.place[kind] < 0) continue;
-      if (!out.defined()) out = Tensor::zeros({4}, l.loss_sums.dtype(), l.loss_sums.device());
-      const Tensor passes = maximum(l.loss_sums.select(0, l.losses), 1);
-      out.select(0, static_cast<std::int64_t>(kind))
-          .add_(div(l.loss_sums.select(0, l.place[kind]), passes), 1.0 / having);
-    }
-  }
-  return out.defined() ? out : Tensor::zeros({4});
-}
-
-Tensor RouterStep::layer_losses() const {
-  const NoGradGuard quiet;
-  const Tensor first = layers_.empty() ? Tensor() : layers_[0].loss_sums;
-  const Tensor out = Tensor::zeros({static_cast<std::int64_t>(layers_.size())},
-                                   first.defined() ? first.dtype() : DType::f32,
-                                   first.defined() ? first.device() : kCpu);
+  const Tensor out = Tensor::zeros({has_.dim(0), 5}, DType::f64, has_.device());
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Layer& l = layers_[i];
-    for (std::size_t kind = 0; kind < 3; ++kind)
-      if (l.place[kind] >= 0)
-        out.select(0, static_cast<std::int64_t>(i))
-            .add_(div(l.loss_sums.select(0, l.place[kind]),
-                      maximum(l.loss_sums.select(0, l.losses), 1)));
+    if (!l.loss_sums.defined()) continue;
+    const Tensor row = out.select(0, static_cast<std::int64_t>(i));
+    row.select(0, 4).copy_(l.loss_sums.select(0, l.losses));
+    for (std::int64_t kind = 0; kind < 4; ++kind)
+      if (const int place = l.place[static_cast<std::size_t>(kind)]; place >= 0)
+        row.select(0, kind).copy_(l.loss_sums.select(0, place));
   }
+  if (reduce) reduce(out);
   return out;
+}
+
+Tensor RouterStep::losses(const SumCounts& reduce) const {
+  const NoGradGuard quiet;
+  if (layers_.empty()) return Tensor::zeros({4}, DType::f64);
+  const Tensor sums = loss_sums(reduce), tokens = sums.narrow(1, 4, 1);
+  const Tensor means = div(sums.narrow(1, 0, 4), maximum(tokens, 1));
+  // A layer that nothing trains, as beside adapters, computes no loss.
+  const Tensor having = mul(has_, cast(gt(tokens, 0.0), DType::f64));
+  return div(sum(means, {0}), maximum(sum(having, {0}), 1));
+}
+
+Tensor RouterStep::layer_losses(const SumCounts& reduce) const {
+  const NoGradGuard quiet;
+  const Tensor sums = loss_sums(reduce);
+  return div(sum(sums.narrow(1, 0, 3), {1}), maximum(sums.select(1, 4), 1));
 }
 
 Tensor RouterStep::finish(double rate, const SumCounts& reduce) {

@@ -21,6 +21,10 @@ struct Task {
   /// says that the model calls Shard::before_use.
   nn::Module& model;
   LossFunction loss;
+  /// Numbers that a pass needs of all rows of its step, such as counts of targets where rows have
+  /// different numbers of them. Called with a rank's rows before the first pass; the sum over ranks
+  /// is Batch::totals of every pass. Null, or returns null: no such numbers.
+  std::function<Tensor(const data::Batch& rows)> totals = {};
   /// Shards the model over the ranks of a mesh, in place, and returns the layout; null: every rank
   /// holds the whole model, and the mesh may only have dp.
   std::function<distributed::Layout(const distributed::DeviceMesh&)> spread = {};

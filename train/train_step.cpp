@@ -182,6 +182,16 @@ data::Batch TrainStep::load_rows(const data::Batch& rows) {
   return on_gpu_;
 }
 
+Tensor TrainStep::totals(const data::Batch& rows) const {
+  Tensor own = task_.totals ? task_.totals(rows) : Tensor();
+  if (!own.defined()) return own;
+  own = own.to(device_);
+  if (ranks_.size() == 1) return own;
+  if (!ranks_.counts_rows()) own.zero_();
+  ranks_.add_up(own);
+  return own;
+}
+
 TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows) {
   // Backward divides by the number of all targets; if fewer count, the optimizer applies the
   // remaining factor.
@@ -244,18 +254,12 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
 
 void TrainStep::finish_routers(Metrics& metrics) {
   if (routers_->empty()) return;
-  Tensor losses = routers_->losses();
-  Tensor by_layer = routers_->has_balance_loss() ? routers_->layer_losses() : Tensor();
-  if (ranks_.size() > 1) {
-    // Each rank has the mean over its own tokens.
-    const auto mean = [this](const Tensor& t) {
-      const Tensor share = mul(t.to(DType::f64), 1.0 / ranks_.size());
-      ranks_.add_up(share);
-      return share;
-    };
-    losses = mean(losses);
-    if (by_layer.defined()) by_layer = mean(by_layer);
-  }
+  const auto all_ranks = [this](const Tensor& sums) {
+    if (ranks_.size() > 1) ranks_.add_up(sums);
+  };
+  const Tensor losses = routers_->losses(all_ranks);
+  const Tensor by_layer =
+      routers_->has_balance_loss() ? routers_->layer_losses(all_ranks) : Tensor();
   const Tensor load =
       routers_->finish(task_.bias_rate, distributed::sum_router_counts(ranks_.mesh()));
   const auto add = [&](const char* name, const Tensor& value, const char* shown = "") {
@@ -307,7 +311,8 @@ StepResult TrainStep::operator()(std::int64_t step, const data::Batch& rows) {
   StepResult result;
   result.lr = lr_.at(step);
   optimizer_->set_lr(result.lr);
-  const data::Batch loaded = load_rows(rows);
+  data::Batch loaded = load_rows(rows);
+  loaded.totals = totals(rows);
   const bool graphed = options_.machine.graph && device_.is_cuda() && eager_steps_ == kEagerSteps;
   Metrics own;
   if (!graphed) {

@@ -112,6 +112,8 @@ class TrainStep {
   /// Forward, backward, optimizer and routers' biases. The CPU skips the last two if a number is
   /// not finite; a GPU's optimizer then writes nothing.
   Metrics update(std::int64_t step, const data::Batch& rows);
+  /// What the task counts in the rows of the step, of all ranks, on the model's device.
+  Tensor totals(const data::Batch& rows) const;
   /// Sums the numbers of this rank's micro-batches over all ranks.
   void add_up(Metrics& sums) const;
   /// Adds the routers' counts of the step, summed over all ranks, and moves their biases.

@@ -59,13 +59,14 @@ inline KeyRange within(KeyRange seen, std::int64_t begin, std::int64_t n) {
 }
 
 /// The number that the first weight of a query, that of key `begin`, has in the key's sequence.
-/// Weight ((b H + h) T + t) S + s of the whole has that number, where H is key_heads.
+/// Weight ((b H + h) T + t) S + s of the whole has that number, where H is key_heads and b counts
+/// the rows side by side in a packed row.
 inline std::uint64_t dropout_number(const AttentionSpec& a, const Sequence& seq, std::int64_t head,
                                     std::int64_t query, std::int64_t begin) {
-  const std::int64_t row =
-      (seq.batch * a.key_heads + head) * a.queries + seq.q0 - seq.batch * a.queries + query;
-  return a.key.first +
-         static_cast<std::uint64_t>(row * a.keys + seq.k0 - seq.batch * a.keys + begin);
+  const std::int64_t queries = a.queries / a.key_rows, keys = a.keys / a.key_rows;
+  const std::int64_t b = seq.q0 / queries;
+  const std::int64_t row = (b * a.key_heads + head) * queries + seq.q0 - b * queries + query;
+  return a.key.first + static_cast<std::uint64_t>(row * keys + seq.k0 - b * keys + begin);
 }
 
 /// Memory for copies of the keys that `queries` see, `n` numbers, and for `more` numbers; null

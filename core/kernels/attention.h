@@ -14,6 +14,7 @@ struct AttentionSpec {
   double dropout = 0;
   RandomKey key = {};
   std::int64_t key_heads = 0;  ///< heads of a batch row as `key` counts them
+  std::int64_t key_rows = 1;   ///< such rows side by side in a packed row
 };
 
 /// Distance in elements between consecutive tokens of t (B, T, H, D), whose tokens are evenly

@@ -128,16 +128,9 @@ void GptOptions::check() const {
   train::Options::check();
   weft::check(data.chat.empty() || data.pack.empty(),
               "--chat: packs conversations by itself; remove --pack");
-  weft::check(data.chat.empty() || model.mtp.depths == 0,
-              "--chat: with --mtp the weight of a depth would depend on the micro-batches; leave "
-              "one of them out");
   weft::check(
       data.chat.empty() || !machine.graph,
       "--chat: rows of conversations differ from step to step, which --graph cannot replay");
-  weft::check(
-      data.pack.empty() || model.mtp.depths == 0,
-      "--pack: with --mtp the weight of a depth would depend on the micro-batches; leave one "
-      "of them out");
   weft::check(data.pack.empty() || !machine.graph,
               "--pack: rows of documents differ from step to step, which --graph cannot replay");
   weft::check(model.moe.experts > 0 || (balance.seq_coeff == 0 && balance.global_coeff == 0),

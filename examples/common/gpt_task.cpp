@@ -1,5 +1,7 @@
 #include "weft/examples/common/gpt_task.h"
 
+#include <algorithm>
+
 #include "weft/core/error.h"
 #include "weft/core/random.h"
 #include "weft/data/packed_documents.h"
@@ -26,6 +28,30 @@ RandomState side_by_side(std::int64_t rows) {
   return state;
 }
 
+// Of a batch with positions: the tokens that are no padding, the targets that count, and those of
+// each depth, whose target must lie in the sequence of its first token.
+Tensor count_packed(const nn::Gpt& model, const data::Batch& rows) {
+  const int depths = model.config.mtp.depths;
+  const Tensor out = Tensor::zeros({2 + depths}, DType::f64);
+  if (rows.targets.is_meta()) return out;
+  const Tensor targets = rows.targets.contiguous(), positions = rows.positions.contiguous();
+  double* const counts = out.data<double>();
+  for (std::int64_t i = 0; i < targets.numel(); ++i) {
+    const int position = positions.data<std::int32_t>()[i];
+    if (position < 0) continue;
+    ++counts[0];
+    if (targets.data<std::int32_t>()[i] == model.loss.ignore_index) continue;
+    for (int depth = 0; depth <= std::min(position, depths); ++depth) ++counts[1 + depth];
+  }
+  return out;
+}
+
+nn::GptLosses::Counts counts_of(const Tensor& totals) {
+  nn::GptLosses::Counts out{.main = totals.select(0, 1), .tokens = totals.select(0, 0)};
+  for (std::int64_t i = 2; i < totals.dim(0); ++i) out.mtp.push_back(totals.select(0, i));
+  return out;
+}
+
 train::Loss loss_of(const nn::Gpt& model, const data::Batch& batch,
                     const nn::Packing& packing = {}) {
   if (!model.is_training()) {
@@ -34,7 +60,9 @@ train::Loss loss_of(const nn::Gpt& model, const data::Batch& batch,
     return {.sum = main.loss, .count = main.count};
   }
   const nn::GptLosses losses = model.losses(batch.inputs, batch.targets, packing);
-  train::Loss out{.sum = losses.main.loss, .objective = losses.total()};
+  train::Loss out{
+      .sum = losses.main.loss,
+      .objective = batch.totals.defined() ? losses.total(counts_of(batch.totals)) : losses.total()};
   // Without packing every token is a target, so no count is needed.
   if (packing) out.count = losses.main.count;
   for (int d = 0; d < losses.mtp.size(); ++d) {
@@ -84,10 +112,14 @@ train::Task GptTask::task() {
     if (!batch.positions.defined()) return loss_of(model, batch);
     const RandomScope random(side_by_side(batch.rows()));
     const Shape flat{1, batch.inputs.numel()};
-    return loss_of(model, {batch.inputs.view(flat), batch.targets.view(flat), {}},
+    return loss_of(model, {batch.inputs.view(flat), batch.targets.view(flat), {}, batch.totals},
                    data::packing_of(batch, model.config.seq, batch.inputs.device()));
   };
   train::Task task{.model = model, .loss = loss};
+  if (model.config.mtp.depths > 0 || model.config.moe.experts > 0)
+    task.totals = [this](const data::Batch& rows) {
+      return rows.positions.defined() ? count_packed(model, rows) : Tensor();
+    };
   task.spread = [this](const distributed::DeviceMesh& mesh) {
     return spread(model, options_, mesh);
   };

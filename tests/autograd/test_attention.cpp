@@ -356,6 +356,39 @@ TEST_CASE("attention: a shard of the heads drops the same weights as the whole")
   }
 }
 
+TEST_CASE("attention: rows side by side drop the weights of separate rows") {
+  for (const DType dtype : {DType::f32, DType::f64}) {
+    const std::int64_t rows = 3, length = 70, heads = 4;
+    AttentionOptions o{.causal = true, .dropout = 0.4, .key = {5, 6, 11}, .key_heads = 6};
+    const TensorList in = inputs({rows, length, length, heads, 2, 3}, dtype);
+    const Tensor dy = test::random({rows, length, heads, 3}, 9, dtype);
+    const auto run = [&](const TensorList& operands, const AttentionOptions& how,
+                         const Tensor& cotangent) {
+      TensorList out = gradients(operands, how, cotangent);
+      out.push_back(attention(operands[0], operands[1], operands[2], how));
+      return out;
+    };
+    AttentionOptions packed = o;
+    packed.key_rows = rows;
+    packed.cu_seqlens = cu({0, 20, 70, 140, 141, 210});
+    TensorList flat;
+    for (const Tensor& t : in) flat.push_back(t.view({1, rows * length, t.dim(2), t.dim(3)}));
+    const TensorList got = run(flat, packed, dy.view({1, rows * length, heads, 3}));
+    const Tensor inside[] = {cu({0, 20, 70}), cu({0, 70}), cu({0, 1, 70})};
+    for (std::int64_t row = 0; row < rows; ++row) {
+      CAPTURE(row);
+      TensorList own;
+      for (const Tensor& t : in) own.push_back(t.narrow(0, row, 1));
+      o.key.first = 11 + static_cast<std::uint64_t>(row * 6 * length * length);
+      o.cu_seqlens = inside[row];
+      const TensorList want = run(own, o, dy.narrow(0, row, 1));
+      for (int i = 0; i < want.size(); ++i)
+        CHECK(test::different_bits(got[i].narrow(1, row * length, length).contiguous(), want[i]) ==
+              "");
+    }
+  }
+}
+
 TEST_CASE("attention: memory grows linearly with T") {
   const auto peak = [](std::int64_t t) {
     TensorList in = inputs({1, t, t, 2, 2, 8}, DType::f32);
@@ -415,6 +448,13 @@ TEST_CASE("attention: errors name the rule and the operands") {
         "attention: window must be at least 0, got -1");
   CHECK(text(x, x, {.window = 2}) == "attention: window 2 needs causal");
   CHECK(text(x, x, {.key_heads = -1}) == "attention: key_heads must be at least 0, got -1");
+  CHECK(text(x, x, {.key_rows = 0}) == "attention: key_rows must be at least 1, got 0");
+  CHECK(text(x, x, {.key_rows = 2}) ==
+        "attention: 2 key_rows need a packed row of a multiple of as many tokens, got [1, 4, 2, "
+        "3]");
+  CHECK(text(x, x, {.cu_seqlens = cu({0, 4}), .key_rows = 3}) ==
+        "attention: 3 key_rows need a packed row of a multiple of as many tokens, got [1, 4, 2, "
+        "3]");
   CHECK(text(x, x, {.dropout = 1}) == "attention: dropout must be in [0, 1), got 1");
   const Tensor a = Tensor::zeros(x);
   CHECK(test::error_of([&] {

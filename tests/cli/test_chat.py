@@ -152,8 +152,15 @@ def learning_to_answer(folder):
     talk = subprocess.run([BIN / "chat", "--model", f"{folder}/run", "--temperature", "0", "--tokens", "20"], input="1 dog\n",
                           capture_output=True, text=True, timeout=60)
     assert talk.stdout == "a mat\n", talk
-    for more, words in ((["--pack", "x"], ["--chat", "--pack"]), (["--mtp", 1], ["--chat", "--mtp"])):
-        refused(run("train_gpt", *flags, "--chat", "auto", *more, "--out", f"{folder}/no"), 2, *words)
+    refused(run("train_gpt", *flags, "--chat", "auto", "--pack", "x", "--out", f"{folder}/no"), 2, "--chat", "--pack")
+    # Few of a row's tokens are targets, of the second depth fewer.
+    rows = []
+    for name, more in (("whole", []), ("parts", ["--micro-batch", 1])):
+        train(*flags, "--chat", "auto", "--steps", 3, "--arch", "llama", "--mtp", 2, "--dtype", "f64", *more, "--out", f"{folder}/{name}")
+        rows.append(metrics(f"{folder}/{name}"))
+    for a, b in zip(*rows, strict=True):
+        for key in ("loss", "grad_norm", "mtp_1_loss", "mtp_2_loss"):
+            assert abs(a[key] - b[key]) < 1e-9 * abs(a[key]), (key, a, b)
     asked = pathlib.Path(folder) / "asked.jsonl"
     asked.write_text('{"messages": [{"role": "user", "content": "x"}]}\n' * 2)
     for more, flag in (([], "--data"), (["--val-data", asked], "--val-data")):

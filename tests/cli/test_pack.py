@@ -62,6 +62,21 @@ def with_experts(folder):
         assert abs(a["loss"] - b["loss"]) < 1e-3 * a["loss"], (a, b)
 
 
+def every_loss_in_every_layout(folder):
+    """Rows have different numbers of targets and of padding, and a pass has one row, two or four."""
+    more = ["--dtype", "f64", "--steps", "4", "--dropout", "0.1", "--mtp", "2", "--experts", "4", "--topk", "2",
+            "--aux", "seq", "--aux-coeff", "0.5", "--z-loss", "0.1", "--dense-layers", "1"]
+    train(*base(folder, "one", *more))
+    one = metrics(f"{folder}/one")
+    for name, args in {"micro": ["--micro-batch", "1"], "dp": ["--ranks", "2"],
+                       "both": ["--ranks", "2", "--micro-batch", "1", "--zero"],
+                       "ep": ["--ranks", "2", "--ep", "2"], "sp": ["--ranks", "2", "--tp", "2", "--sp"]}.items():
+        train(*base(folder, name, *more, *args))
+        for a, b in zip(one, metrics(f"{folder}/{name}"), strict=True):
+            for key in ("loss", "grad_norm", "mtp_1_loss", "mtp_2_loss", "aux_loss", "z_loss"):
+                assert abs(a[key] - b[key]) < 1e-9 * abs(a[key]), (name, key, a, b)
+
+
 def token_files(folder):
     path = pathlib.Path(folder) / "tokens.bin"
     tokens = [t for i in range(300) for t in [1 + i % 7] * (2 + i % 11) + [0]]
@@ -75,4 +90,5 @@ def token_files(folder):
             "--pack: with a .bin file must be the number of a token, or its text in --tokenizer, got 'nine'")
 
 
-main([layouts_agree, resumes, learns_what_a_stream_cannot_know, with_experts, token_files])
+main([layouts_agree, resumes, learns_what_a_stream_cannot_know, with_experts, every_loss_in_every_layout,
+      token_files])

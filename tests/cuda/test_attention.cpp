@@ -150,6 +150,14 @@ TEST_CASE("attention: dropout draws the CPU's numbers") {
   TensorList in = inputs({1, 70, 70, 2, 1, 64});
   in.push_back(cu({0, 33, 70}));
   CHECK(difference(packed({.dropout = 0.5, .key = {5, 1, 0}}), in, {.all_orders = false}) == "");
+  // Tiles that hold tokens of two of the rows that lie side by side.
+  for (const std::int64_t d : {64, 6})
+    for (const int row : {35, 36}) {
+      TensorList side_by_side = inputs({1, 2 * row, 2 * row, 2, 1, d});
+      side_by_side.push_back(cu({0, 20, double(row), 2. * row}));
+      const AttentionOptions o{.causal = true, .dropout = 0.5, .key = {5, 1, 8}, .key_rows = 2};
+      CHECK(difference(packed(o), side_by_side, {.all_orders = false}, o.dropout) == "");
+    }
 }
 
 TEST_CASE(

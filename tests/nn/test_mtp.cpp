@@ -242,7 +242,7 @@ TEST_CASE("mtp: wrong configurations name the rule") {
   CHECK(test::error_of([&] { static_cast<void>(model.mtp_trunk(2, ids, model.hidden(ids))); }) ==
         "gpt: depth must be in [1, 1], got 2");
   const GptLosses l = model.losses(ids, ids);
-  CHECK(test::error_of([&] { l.total(l.main.count, {}); }) ==
+  CHECK(test::error_of([&] { l.total({.main = l.main.count}); }) ==
         "losses: counts must be given for 1 depths, got 0");
 }
 
