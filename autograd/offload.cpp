@@ -94,8 +94,10 @@ void OffloadLayers::end_layer() {
     const Tensor t = seen(c.number);
     if (!t.defined()) return true;
     Storage& s = *t.storage();
-    // Their module owns parameters.
-    if (s.bytes < offload_->options_.least_bytes || s.category == Category::parameter) return true;
+    // Their module owns parameters, and counts that an op reads are on the host on any device.
+    if (s.bytes < offload_->options_.least_bytes || s.category == Category::parameter ||
+        s.device != offload_->memory_.device())
+      return true;
     if (s.released || s.deleter || !only_saved(t, 1)) return false;
     if (!offload_->send_away(s, c.layer)) return false;
     forget(t);

@@ -24,6 +24,7 @@ class OffloadMemory {
   /// reported by a line in the log: the caller goes on without it.
   Place* take(std::int64_t bytes);
   void give_back(Place* p);
+  Device device() const { return device_; }
   /// Memory of a place on the host; null on the meta devices.
   static void* data(Place* p);
 

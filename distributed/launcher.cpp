@@ -22,6 +22,10 @@ bool under_mpi() { return mpi_rank() >= 0; }
 
 bool under_tcp() { return !under_mpi() && std::getenv("RANK") && number_in({"WORLD_SIZE"}, 1) > 1; }
 
+bool lacks_rank() {
+  return !under_mpi() && !std::getenv("RANK") && number_in({"WORLD_SIZE"}, 1) > 1;
+}
+
 int launched_rank() { return under_tcp() ? number_in({"RANK"}, -1) : mpi_rank(); }
 
 int launched_ranks() {

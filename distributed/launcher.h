@@ -11,6 +11,8 @@ bool under_mpi();
 bool under_tcp();
 /// Whether this process is one of several that a backend can connect.
 inline bool is_launched() { return under_mpi() || under_tcp(); }
+/// Whether WORLD_SIZE names several ranks and nothing says which of them this process is.
+bool lacks_rank();
 /// This process's rank in the launch, or -1. For messages that one process prints before the ranks
 /// are connected.
 int launched_rank();

@@ -210,6 +210,9 @@ void check_ranks(const Options& options) {
         "--backend: thread runs all ranks in one process, and here are {}, each with a run of its "
         "own; start it without a launcher",
         distributed::launched_ranks());
+  check(!distributed::lacks_rank(),
+        "launcher: WORLD_SIZE names several ranks and RANK is not set, so each process would be a "
+        "run of its own; set both, or neither");
   check(distributed::is_launched() || distributed::launched_ranks() <= 1,
         "launcher: it started {} processes, and MPI does not know of it, so each would be a run of "
         "its own in --out; use mpirun, or srun with a plugin of srun --mpi=list, such as pmix, or "

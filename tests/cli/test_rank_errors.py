@@ -74,6 +74,20 @@ def what_ranks_do_not_share_is_found_at_the_start(folder):
     assert "all ranks must read the same, and rank 2" in lines[0], lines
 
 
+def data_that_change_on_one_rank_end_all(folder):
+    """The steps done so far are saved."""
+    away = pathlib.Path(folder, "away")
+    away.mkdir()
+    for place in (folder, away):
+        pathlib.Path(place, "copy.bin").write_bytes(bytes(i % 7 * (1 - i % 2) for i in range(20000)))  # u16
+    out = pathlib.Path(folder, "changed")
+    change = f"(until [ -s {out}/metrics.jsonl ]; do sleep 0.1; done; echo more >>copy.bin) &"
+    status, lines = said(2, "--data", "copy.bin", "--vocab", "8", *SMALL, "--threads", "1", "--steps", "20000", "--out", out,
+                         before=f"cd {folder}; [ $rank != 1 ] || {{ cd away; {change} }}")
+    assert status == 1 and "rank 1: data: 'copy.bin' must not change while it is read, but was written to" in lines, lines
+    assert len(list(out.glob("checkpoints/step_*"))) == 1
+
+
 def launchers_that_mpi_does_not_know(folder):
     """Each process would be a run of its own, in the same folder."""
     base = ["--data", text(folder), *SMALL, "--steps", "2", "--out", f"{folder}/alone"]
@@ -89,6 +103,10 @@ def launchers_that_mpi_does_not_know(folder):
         assert done.returncode == 2, done
         assert done.stderr.count("train_gpt: mpi_world: the launcher started 8 processes, and MPI "
                                  "connects 1 of them") == said_once, done.stderr
+    done = run("train_gpt", *base, env={"WORLD_SIZE": "4"})
+    assert done.returncode == 2 and done.stderr == (
+        "train_gpt: launcher: WORLD_SIZE names several ranks and RANK is not set, so each process "
+        "would be a run of its own; set both, or neither\n"), done
     assert not pathlib.Path(folder, "alone").exists()
 
 
@@ -119,5 +137,6 @@ def a_lost_rank_is_named_once(folder):
 
 if __name__ == "__main__":
     main([errors_of_all_are_said_once, errors_of_some_name_their_ranks,
-          what_ranks_do_not_share_is_found_at_the_start, launchers_that_mpi_does_not_know,
+          what_ranks_do_not_share_is_found_at_the_start, data_that_change_on_one_rank_end_all,
+          launchers_that_mpi_does_not_know,
           a_full_disk_of_one_rank_names_it, a_lost_rank_is_named_once])

@@ -90,6 +90,20 @@ TEST_CASE("offload: gradients do not change, and the meta device knows the peak"
     }
 }
 
+TEST_CASE("offload: what an op keeps on the host stays there") {
+  const nn::DeviceScope place(kMeta, DType::f32);
+  GptConfig c = config(Arch::llama);
+  c.moe = {.experts = 4, .ffn = 8};
+  Gpt model(c);
+  const Tensor ids = Tensor::empty({kBatch, c.seq}, DType::i32, kMeta);
+  Offload offload({.least_bytes = 0}, kMeta);
+  const Offload::Use use(offload);
+  Tape tape;
+  model.losses(ids, ids).total().backward();
+  CHECK(offload.moved_bytes() > 0);
+  CHECK(offload.waiting_bytes() == 0);
+}
+
 // Per block: the outputs of both norms, the stream before each, 3 C of q, k and v, attention's
 // output, the MLP's two hidden layers of 4 C. The stream before the first block is the embedding.
 TEST_CASE("offload: half of the blocks keep half of the bytes") {
