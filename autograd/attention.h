@@ -20,7 +20,7 @@ struct AttentionOptions {
   Tensor cu_seqlens = {};
   bool cu_checked = false;  ///< cu_seqlens is known to be valid: its values are not read back
   /// How many equally long rows lie side by side in a packed row. The formula of `key` numbers them
-  /// as rows b of their own; a sequence lies within one of them.
+  /// as rows b of their own, of T tokens. No sequence may cross two of them; that is not checked.
   std::int64_t key_rows = 1;
 };
 
@@ -35,7 +35,7 @@ struct AttentionOptions {
 /// Saves    q, k, v, y, and the log-sum-exp of each row (B, H, T)
 /// Throws   Error on operands that are not 4-D or whose shapes disagree, H not a multiple of Hkv, a
 ///          window without causal, dropout outside [0, 1), cu_seqlens that do not split the tokens
-///          of a row; once differentiable
+///          of a row, key_rows that do not divide a packed row; once differentiable
 /// Source   Dao et al. 2022, arXiv:2205.14135; Ainslie et al. 2023, arXiv:2305.13245 (grouped keys)
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options = {});

@@ -17,7 +17,8 @@ struct Batch {
   /// (rows, seq) i32, on the CPU: the place of each token in its sequence, from 0, and -1 for
   /// padding. Null where a row is one sequence.
   Tensor positions = {};
-  /// What train::Task::totals counted in all rows of the step, of all ranks; null: nothing.
+  /// What train::Task::totals counted in all rows of the step, of all ranks; null: nothing, as in
+  /// evaluation.
   Tensor totals = {};
 
   std::int64_t rows() const { return inputs.dim(0); }

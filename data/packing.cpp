@@ -121,7 +121,9 @@ nn::Packing PackedRows::packing(std::int64_t first, std::int64_t count, Device d
     for (std::size_t i = 0; i + 1 < cu_seqlens[row].size(); ++i)
       is_padding.push_back(cu_seqlens[row][i] >= filled[row]);
   }
-  return nn::Packing::of(boundaries, tokens.dim(1), device, is_padding);
+  nn::Packing out = nn::Packing::of(boundaries, tokens.dim(1), device, is_padding);
+  out.rows = std::max<std::int64_t>(count, 1);
+  return out;
 }
 
 Tensor PackedRows::flat_cu_seqlens(std::int64_t first, std::int64_t count) const {

@@ -76,6 +76,8 @@ struct Gpt : Module {
   Tensor embed_tokens(const Tensor& ids, const TokenContext& context, std::int64_t ahead = 0) const;
   Trunk run(const Tensor& ids, const TokenContext& context) const;
   Tensor logits_of_last(const Tensor& h) const;
+  void add_depths(GptLosses& out, const Tensor& ids, Tensor goals, Tensor h,
+                  const Packing& packing) const;
   void about_to_use(const Module& part) const {
     if (shard && shard->before_use) shard->before_use(part);
   }

@@ -25,7 +25,7 @@ Tensor GptLosses::total(const Counts& all) const {
   }
   if (!aux.defined()) return sum;
   Tensor weight = all.main.to(DType::f64);
-  if (!all.tokens.same(tokens))
+  if (tokens.defined() && !all.tokens.same(tokens))
     weight = div(mul(weight, tokens.to(DType::f64)), maximum(all.tokens.to(DType::f64), 1));
   return add(sum, mul(aux, weight.to(aux.dtype())).to(sum.dtype()));
 }
@@ -39,12 +39,17 @@ GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& p
     out.main = loss.sum(h, head, goals);
   }
   out.aux = aux;
-  if (aux.defined()) {
-    out.tokens = Tensor::full({}, static_cast<double>(ids.numel()), DType::i64, ids.device());
-    if (packing.padding.defined())
-      out.tokens = sub(out.tokens, sum(packing.padding.to(DType::i64)));
-  }
-  if (mtp.empty()) return out;
+  add_depths(out, ids, std::move(goals), std::move(h), packing);
+  if (!out.aux.defined()) return out;
+  out.tokens = Tensor::full({}, static_cast<double>(ids.numel()), DType::i64, ids.device());
+  if (packing.padding.defined()) out.tokens = sub(out.tokens, sum(packing.padding.to(DType::i64)));
+  return out;
+}
+
+// The losses of multi-token prediction, which reads the trunk's result h.
+void Gpt::add_depths(GptLosses& out, const Tensor& ids, Tensor goals, Tensor h,
+                     const Packing& packing) const {
+  if (mtp.empty()) return;
   const MtpOptions& o = config.mtp;
   out.mtp_weight = o.weight;
   Linear own_head;
@@ -73,7 +78,6 @@ GptLosses Gpt::losses(const Tensor& ids, const Tensor& targets, const Packing& p
     out.mtp_count.push_back(part.count);
     out.mtp_hits.push_back(sum(hits));
   }
-  return out;
 }
 
 }  // namespace weft::nn

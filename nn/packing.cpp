@@ -48,6 +48,8 @@ void Packing::check_row(const Tensor& tokens) const {
         "packing: cu_seqlens and positions must both be given");
   check(tokens.ndim() >= 2 && tokens.dim(0) == 1,
         "packing: the sequences must lie in one row, (1, tokens), got {}", tokens.shape());
+  check(rows >= 1 && tokens.dim(1) % rows == 0,
+        "packing: {} rows of equal length must fill the row, got {}", rows, tokens.shape());
   check(positions.numel() == tokens.dim(1), "packing: the row must have {} tokens, got {}",
         positions.numel(), tokens.dim(1));
 }

@@ -17,8 +17,10 @@ struct Packing {
   Tensor cu_seqlens = {};  ///< i32 (n + 1): sequence i is tokens [cu_seqlens[i], cu_seqlens[i + 1])
   Tensor positions = {};   ///< i32 (tokens) or (1, tokens): position of each token in its sequence
   Tensor padding = {};     ///< bool, one per token: true for padding; null: no padding
-  std::int64_t rows = 1;   ///< equally long rows of a batch that lie side by side in this row
-  Tensor known = {};       ///< the cu_seqlens that mark_checked() recorded
+  /// The equally long rows of a batch that lie side by side in this row. Random layers then draw
+  /// the numbers of separate rows in a RandomScope whose first_global_row is divided by it.
+  std::int64_t rows = 1;
+  Tensor known = {};  ///< the cu_seqlens that mark_checked() recorded
   std::uint32_t known_version = 0;
 
   /// Sequences with these boundaries, on `device`; sequences may be empty. is_padding is empty or

@@ -12,11 +12,13 @@ TensorList recompute_layer(const TokenContext& context, TensorList inputs, const
   const Packing& p = context.packing;
   for (const Tensor& t : {p.cu_seqlens, p.positions, p.padding}) inputs.push_back(t);
   TokenContext rest = context;
-  rest.packing = {};
+  rest.packing.cu_seqlens = rest.packing.positions = rest.packing.padding = rest.packing.known = {};
   return recompute(
       [rest, n, layer, checked = p.checked()](const TensorList& s) {
         TokenContext here = rest;
-        here.packing = {s[n], s[n + 1], s[n + 2]};
+        here.packing.cu_seqlens = s[n];
+        here.packing.positions = s[n + 1];
+        here.packing.padding = s[n + 2];
         if (checked) here.packing.mark_checked();
         return layer(s, here);
       },

@@ -22,8 +22,9 @@ struct Task {
   nn::Module& model;
   LossFunction loss;
   /// Numbers that a pass needs of all rows of its step, such as counts of targets where rows have
-  /// different numbers of them. Called with a rank's rows before the first pass; the sum over ranks
-  /// is Batch::totals of every pass. Null, or returns null: no such numbers.
+  /// different numbers of them. Called on every rank with its rows on the CPU before the first
+  /// pass; the sum over ranks, on the model's device, is Batch::totals of every pass of training.
+  /// Null, or returns null on all ranks: no such numbers. Not with --graph on.
   std::function<Tensor(const data::Batch& rows)> totals = {};
   /// Shards the model over the ranks of a mesh, in place, and returns the layout; null: every rank
   /// holds the whole model, and the mesh may only have dp.

@@ -183,13 +183,15 @@ data::Batch TrainStep::load_rows(const data::Batch& rows) {
 }
 
 Tensor TrainStep::totals(const data::Batch& rows) const {
-  Tensor own = task_.totals ? task_.totals(rows) : Tensor();
+  const Tensor own = task_.totals ? task_.totals(rows) : Tensor();
   if (!own.defined()) return own;
-  own = own.to(device_);
-  if (ranks_.size() == 1) return own;
-  if (!ranks_.counts_rows()) own.zero_();
-  ranks_.add_up(own);
-  return own;
+  check(!options_.machine.graph,
+        "train step: a graph would replay the totals of its first step; use --graph off");
+  const Tensor all = own.to(device_).clone();
+  if (ranks_.size() == 1) return all;
+  if (!ranks_.counts_rows()) all.zero_();
+  ranks_.add_up(all);
+  return all;
 }
 
 TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows) {

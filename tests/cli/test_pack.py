@@ -69,6 +69,7 @@ def every_loss_in_every_layout(folder):
     train(*base(folder, "one", *more))
     one = metrics(f"{folder}/one")
     for name, args in {"micro": ["--micro-batch", "1"], "dp": ["--ranks", "2"],
+                       "recompute": ["--recompute", "full", "--micro-batch", "2"],
                        "both": ["--ranks", "2", "--micro-batch", "1", "--zero"],
                        "ep": ["--ranks", "2", "--ep", "2"], "sp": ["--ranks", "2", "--tp", "2", "--sp"]}.items():
         train(*base(folder, name, *more, *args))

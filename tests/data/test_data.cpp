@@ -258,8 +258,12 @@ TEST_CASE("data: streamed documents are packed like pack_documents and rows keep
 
   const std::int64_t some[] = {1, 3};
   const Batch two = data.rows(some);
+  CHECK(packing_of(two, 4, kCpu).rows == 2);
+  CHECK(want.packing(1, 2).rows == 2);
+  CHECK(want.packing(1, 0).rows == 1);
   for (std::int64_t i = 0; i < 2; ++i) {
     const nn::Packing got = packing_of(two.narrow(i, 1), 4, kCpu), same = want.packing(some[i], 1);
+    CHECK(got.rows == same.rows);
     CHECK(ints(got.cu_seqlens) == ints(same.cu_seqlens));
     CHECK(ints(got.positions) == ints(same.positions));
     CHECK(got.padding.defined() == same.padding.defined());

@@ -4,7 +4,9 @@
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
 #include "weft/core/allocator.h"
+#include "weft/core/random.h"
 #include "weft/nn/gpt.h"
+#include "weft/nn/router_step.h"
 #include "weft/optim/adamw.h"
 #include "weft/tests/support.h"
 
@@ -204,6 +206,57 @@ TEST_CASE("gpt with experts: losses keep their weights in one batch and in micro
     CHECK(mismatch(parts[i], want[i], 1e-12) == "");
     CHECK(mismatch(defined[i], want[i], 1e-12) == "");
   }
+}
+
+TEST_CASE("gpt with experts: rows side by side give the gradients of separate rows") {
+  // Three sequences and padding, and two sequences.
+  const std::vector<std::int32_t> bounds[] = {{0, 3, 5, 8}, {0, 6, 8}};
+  const std::vector<std::uint8_t> is_padding[] = {{0, 0, 1}, {0, 0}};
+  const nn::DeviceScope f64(kCpu, DType::f64);
+  for (const auto attention : {nn::AttentionKind::mha, nn::AttentionKind::mla})
+    for (const auto recompute : {nn::Recompute::none, nn::Recompute::full}) {
+      CAPTURE(std::string(word_of(nn::kRecomputeWords, recompute)));
+      GptConfig c = tiny();
+      c.attention = attention;
+      c.recompute = recompute;
+      c.dropout = 0.3;
+      c.moe.router.balance = {{nn::Balance::sequence, 0.5}};
+      c.moe.router.z_loss = 0.1;
+      c.mtp = {.depths = 2, .weight = 0.7};
+      Gpt model(c);
+      nn::init(model, 5);
+      const Tensor ids = test::random({1, 16}, 1, DType::i32),
+                   targets = test::random({1, 16}, 2, DType::i32);
+      nn::Packing both = nn::Packing::of(std::vector{0, 3, 5, 8, 14, 16}, 8, kCpu,
+                                         std::vector<std::uint8_t>{0, 0, 1, 0, 0});
+      both.rows = 2;
+      nn::GptLosses whole;
+      {
+        const RandomScope random({.seed = 3, .step = 1, .first_global_row = 2});  // rows 4 and 5
+        Tape tape;
+        whole = model.losses(ids, targets, both);
+        whole.total().backward();
+      }
+      CHECK(whole.tokens.item_int() == 13);
+      const Tensor routed = nn::RouterStep(model).losses();
+      TensorList want;
+      for (const Tensor& p : model.parameters()) want.push_back(p.grad().clone());
+      model.zero_grad();
+      nn::RouterStep(model).finish(0);
+      for (std::uint64_t row = 0; row < 2; ++row) {
+        const RandomScope random({.seed = 3, .step = 1, .first_global_row = 4 + row});
+        const auto first = static_cast<std::int64_t>(8 * row);
+        Tape tape;
+        const nn::GptLosses l =
+            model.losses(ids.narrow(1, first, 8), targets.narrow(1, first, 8),
+                         nn::Packing::of(bounds[row], 8, kCpu, is_padding[row]));
+        l.total({whole.main.count, whole.mtp_count, whole.tokens}).backward();
+      }
+      for (int i = 0; i < want.size(); ++i)
+        CHECK(mismatch(model.parameters()[static_cast<std::size_t>(i)].grad(), want[i], 1e-11) ==
+              "");
+      CHECK(mismatch(nn::RouterStep(model).losses(), routed, 1e-12) == "");
+    }
 }
 
 TEST_CASE("gpt with experts: a repeated layer's router counts once and adds its mean loss") {
