@@ -213,6 +213,13 @@ FAULTS = [
      "context.rows[static_cast<std::size_t>(i) / 2]", "gpt|mla|gated_delta_net|continuation"),
     ("texts_share_draws", "examples/common/continuation.cpp", "sampling, seed, turns[k].i)", "sampling, seed, turns[0].i)",
      "continuation"),
+    ("packed_rows_lost_in_recompute", "nn/recompute_layer.h",
+     "rest.packing.cu_seqlens = rest.packing.positions = rest.packing.padding = rest.packing.known = {};",
+     "rest.packing = {};", "gpt_moe"),
+    ("router_losses_by_the_targets_of_a_pass", "nn/gpt_losses.cpp", "if (tokens.defined() && !all.tokens.same(tokens))",
+     "if (false)", "gpt_moe|mtp_losses"),
+    ("packed_rows_share_dropout", "core/cpu/attention_block.h", "const std::int64_t b = seq.q0 / queries;",
+     "const std::int64_t b = seq.batch;", "attention"),
     # Ranks over TCP.
     ("placed_input_gradient_not_summed", "distributed/module_placements.cpp",
      "out.partial && out.used.is_replicate() ? AxisPlacement::partial() : out.used", "out.used", "parallelism"),
