@@ -30,12 +30,13 @@ RouterStep::RouterStep(Module& model) {
     layers_.push_back(std::move(layer));
   });
   const auto layers = static_cast<std::int64_t>(layers_.size());
-  const Tensor has = Tensor::zeros({layers, 4}, DType::f64);
+  // Nothing is copied from the host: a graph may be capturing.
+  has_ =
+      Tensor::zeros({layers, 4}, DType::f64, layers_.empty() ? kCpu : layers_[0].tokens.device());
   for (std::int64_t i = 0; i < layers; ++i)
     for (std::int64_t kind = 0; kind < 4; ++kind)
       if (layers_[static_cast<std::size_t>(i)].place[static_cast<std::size_t>(kind)] >= 0)
-        has.data<double>()[4 * i + kind] = 1;
-  has_ = has.to(layers_.empty() ? kCpu : layers_[0].tokens.device());
+        has_.select(0, i).select(0, kind).fill_(1);
 }
 
 bool RouterStep::has(std::size_t kind) const {
