@@ -16,15 +16,15 @@ int number_in(std::initializer_list<const char*> names, int without) {
 // Open MPI, MPICH and Intel MPI, and srun with either of its two MPI plugins.
 int mpi_rank() { return number_in({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}, -1); }
 
+bool names_several() { return mpi_rank() < 0 && number_in({"WORLD_SIZE"}, 1) > 1; }
+
 }  // namespace
 
 bool under_mpi() { return mpi_rank() >= 0; }
 
-bool under_tcp() { return !under_mpi() && std::getenv("RANK") && number_in({"WORLD_SIZE"}, 1) > 1; }
+bool under_tcp() { return names_several() && std::getenv("RANK"); }
 
-bool lacks_rank() {
-  return !under_mpi() && !std::getenv("RANK") && number_in({"WORLD_SIZE"}, 1) > 1;
-}
+bool lacks_rank() { return names_several() && !std::getenv("RANK"); }
 
 int launched_rank() { return under_tcp() ? number_in({"RANK"}, -1) : mpi_rank(); }
 

@@ -15,7 +15,7 @@ struct GptLosses {
   /// The router losses, to be added to the mean loss; averaged over depths if one layer serves all
   /// of them. Null without routers.
   Tensor aux;
-  Tensor tokens;  ///< beside aux, i64: the tokens that are no padding, of which it is a mean
+  Tensor tokens;  ///< with aux: the number of non-padding tokens, over which it is a mean; i64
 
   /// The tensor to run backward from, as a sum: divided by the main count it is
   ///   mean(main) + weight / depths * sum over depths of mean(mtp) + aux.

@@ -25,7 +25,7 @@ constexpr const char* kScopes[] = {"aux", "sequence", "global"};
 
 Tensor plus(const Tensor& a, const Tensor& b) { return a.defined() ? add(a, b) : b; }
 
-// The number of tokens that are no padding, f64.
+// The number of non-padding tokens, f64.
 Tensor counted(const Tensor& padding) {
   return sub(static_cast<double>(padding.numel()), sum(padding.to(DType::f64)));
 }
@@ -182,18 +182,19 @@ Tensor Router::counts_of(const BalanceLoss& l, const Tensor& logits, const Routi
 // `padding` is that of the batch, of which `in` may be a part.
 Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const RouterInput& in,
                        const Tensor& padding) const {
-  const Tensor weight_here = uneven_share(in.padding, padding);
   if (losses() == 0) return {};
-  const Tensor tokens = padding.defined()
-                            ? counted(padding).to(loss_sums.dtype())
-                            : Tensor::full({}, static_cast<double>(logits.dim(0)) / loss_share(),
-                                           loss_sums.dtype(), logits.device());
+  const Tensor weight_here = uneven_share(in.padding, padding);
+  Tensor tokens;  // of the batch; a recomputed region counts once
+  if (!recomputing())
+    tokens = padding.defined() ? counted(padding).to(loss_sums.dtype())
+                               : Tensor::full({}, static_cast<double>(logits.dim(0)) / loss_share(),
+                                              loss_sums.dtype(), logits.device());
   Tensor total;
   int number = 0;
   const auto include = [&](Tensor loss, double coefficient) {
     if (weight_here.defined()) loss = mul(loss, weight_here.to(loss.dtype()));
     total = plus(total, loss);
-    if (!recomputing())
+    if (tokens.defined())
       loss_sums.select(0, number).add_(mul(loss.detach(), tokens), 1 / coefficient);
     ++number;
   };
@@ -204,7 +205,7 @@ Tensor Router::loss_of(const Tensor& logits, const Routing& routing, const Route
               c);
   if (const double c = config.z_loss * loss_share(); c > 0)
     include(z_loss(logits, c, in.padding), c);
-  if (!recomputing()) loss_sums.select(0, number).add_(tokens);
+  if (tokens.defined()) loss_sums.select(0, number).add_(tokens);
   return total;
 }
 

@@ -80,7 +80,7 @@ struct Router : Module {
   // State of the current optimizer step; not saved.
   Tensor tokens_per_expert;  // (experts) i64
   Tensor global_counts;      // (experts) i64: counts of Balance::global; or null
-  /// Each loss / coefficient times the tokens of its micro-batch that are no padding, summed over
+  /// Each loss / coefficient times the non-padding tokens of its micro-batch, summed over
   /// micro-batches; the last element is the sum of these tokens.
   Tensor loss_sums;
 

@@ -29,14 +29,6 @@ RouterStep::RouterStep(Module& model) {
     if (router->config.z_loss > 0) layer.place[3] = number;
     layers_.push_back(std::move(layer));
   });
-  const auto layers = static_cast<std::int64_t>(layers_.size());
-  // Nothing is copied from the host: a graph may be capturing.
-  has_ =
-      Tensor::zeros({layers, 4}, DType::f64, layers_.empty() ? kCpu : layers_[0].tokens.device());
-  for (std::int64_t i = 0; i < layers; ++i)
-    for (std::int64_t kind = 0; kind < 4; ++kind)
-      if (layers_[static_cast<std::size_t>(i)].place[static_cast<std::size_t>(kind)] >= 0)
-        has_.select(0, i).select(0, kind).fill_(1);
 }
 
 bool RouterStep::has(std::size_t kind) const {
@@ -52,37 +44,27 @@ std::vector<std::pair<const char*, std::int64_t>> RouterStep::balance_kinds() co
   return out;
 }
 
-// Each layer's four losses times tokens, and its tokens: (layers, 5), f64.
-Tensor RouterStep::loss_sums(const SumCounts& reduce) const {
+RouterLosses RouterStep::losses(const SumCounts& reduce) const {
   const NoGradGuard quiet;
-  const Tensor out = Tensor::zeros({has_.dim(0), 5}, DType::f64, has_.device());
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    const Layer& l = layers_[i];
-    if (!l.loss_sums.defined()) continue;
-    const Tensor row = out.select(0, static_cast<std::int64_t>(i));
-    row.select(0, 4).copy_(l.loss_sums.select(0, l.losses));
-    for (std::int64_t kind = 0; kind < 4; ++kind)
-      if (const int place = l.place[static_cast<std::size_t>(kind)]; place >= 0)
-        row.select(0, kind).copy_(l.loss_sums.select(0, place));
+  const auto layers = static_cast<std::int64_t>(layers_.size());
+  // Of each layer and kind the loss times tokens, and the tokens; 0 where a layer lacks the kind.
+  const Tensor sums =
+      Tensor::zeros({layers, 4, 2}, DType::f64, layers > 0 ? layers_[0].tokens.device() : kCpu);
+  for (std::int64_t i = 0; i < layers; ++i) {
+    const Layer& l = layers_[static_cast<std::size_t>(i)];
+    for (std::int64_t kind = 0; kind < 4; ++kind) {
+      const int place = l.place[static_cast<std::size_t>(kind)];
+      if (place < 0) continue;
+      const Tensor pair = sums.select(0, i).select(0, kind);
+      pair.select(0, 0).copy_(l.loss_sums.select(0, place));
+      pair.select(0, 1).copy_(l.loss_sums.select(0, l.losses));
+    }
   }
-  if (reduce) reduce(out);
-  return out;
-}
-
-Tensor RouterStep::losses(const SumCounts& reduce) const {
-  const NoGradGuard quiet;
-  if (layers_.empty()) return Tensor::zeros({4}, DType::f64);
-  const Tensor sums = loss_sums(reduce), tokens = sums.narrow(1, 4, 1);
-  const Tensor means = div(sums.narrow(1, 0, 4), maximum(tokens, 1));
-  // A layer that nothing trains, as beside adapters, computes no loss.
-  const Tensor having = mul(has_, cast(gt(tokens, 0.0), DType::f64));
-  return div(sum(means, {0}), maximum(sum(having, {0}), 1));
-}
-
-Tensor RouterStep::layer_losses(const SumCounts& reduce) const {
-  const NoGradGuard quiet;
-  const Tensor sums = loss_sums(reduce);
-  return div(sum(sums.narrow(1, 0, 3), {1}), maximum(sums.select(1, 4), 1));
+  if (reduce) reduce(sums);
+  const Tensor tokens = sums.select(2, 1), means = div(sums.select(2, 0), maximum(tokens, 1));
+  // A layer that nothing trains, as beside adapters, counts no tokens.
+  const Tensor trained = sum(cast(gt(tokens, 0.0), DType::f64), {0});
+  return {div(sum(means, {0}), maximum(trained, 1)), sum(means.narrow(1, 0, 3), {1})};
 }
 
 Tensor RouterStep::finish(double rate, const SumCounts& reduce) {

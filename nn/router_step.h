@@ -11,6 +11,15 @@ namespace weft::nn {
 /// Sums counts i64, or sums f64, over ranks in place. Empty: one rank.
 using SumCounts = std::function<void(const Tensor& counts)>;
 
+/// Losses of routers, each divided by its coefficient and averaged over the step's non-padding
+/// tokens; f64, on the routers' device.
+struct RouterLosses {
+  /// (4): aux, sequence, global, z; each averaged over the layers that have it and trained, 0 if
+  /// unused.
+  Tensor kinds;
+  Tensor layers;  ///< (layers): the sum of a layer's balance losses
+};
+
 /// The work on a model's routers once per optimizer step, for any number of micro-batches and
 /// layers. All counts are in one tensor, so ranks need one all-reduce. The constructor finds the
 /// routers and keeps handles to their tensors; a model may have none.
@@ -24,13 +33,9 @@ class RouterStep {
   bool has_balance_loss() const { return !balance_kinds().empty(); }
   bool has_z_loss() const { return has(3); }
 
-  /// Each kind of loss divided by its coefficient, averaged over tokens and over the layers that
-  /// have it and trained: (4) f64, in the order aux, sequence, global, z; 0 if unused. `reduce`, if
-  /// given, sums over all ranks. Call before finish().
-  Tensor losses(const SumCounts& reduce = {}) const;
-  /// The sum of each layer's balance losses, each divided by its coefficient, averaged over tokens:
-  /// (layers) f64. Call before finish().
-  Tensor layer_losses(const SumCounts& reduce = {}) const;
+  /// The losses of the step so far. `reduce`, if given, is called exactly once, with sums f64, and
+  /// sums them over all ranks in place. Call before finish().
+  RouterLosses losses(const SumCounts& reduce = {}) const;
   /// Moves the bias of every expert by `rate` towards the mean load, bias += rate * sign(mean count
   /// - count), and resets the counters of the step. `reduce`, if given, is called exactly once,
   /// with counts (layers, experts) i64, and sums them over all ranks in place. Layers whose weight
@@ -49,9 +54,7 @@ class RouterStep {
     int losses;
   };
   bool has(std::size_t kind) const;
-  Tensor loss_sums(const SumCounts& reduce) const;
   std::vector<Layer> layers_;
-  Tensor has_;  ///< (layers, 4) f64: 1 where a layer has a kind of loss
   std::int64_t experts_ = 0;
 };
 

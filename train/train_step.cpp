@@ -256,23 +256,21 @@ TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows)
 
 void TrainStep::finish_routers(Metrics& metrics) {
   if (routers_->empty()) return;
-  const auto all_ranks = [this](const Tensor& sums) {
+  const auto [losses, by_layer] = routers_->losses([this](const Tensor& sums) {
     if (ranks_.size() > 1) ranks_.add_up(sums);
-  };
-  const Tensor losses = routers_->losses(all_ranks);
-  const Tensor by_layer =
-      routers_->has_balance_loss() ? routers_->layer_losses(all_ranks) : Tensor();
+  });
   const Tensor load =
       routers_->finish(task_.bias_rate, distributed::sum_router_counts(ranks_.mesh()));
   const auto add = [&](const char* name, const Tensor& value, const char* shown = "") {
     metrics.push_back(
         {.name = name, .sum = value, .shown = shown, .decimals = 2, .is_whole = true});
   };
-  if (routers_->has_balance_loss()) add("aux_loss", losses.narrow(0, 0, 3).sum());
+  const bool balances = routers_->has_balance_loss();
+  if (balances) add("aux_loss", losses.narrow(0, 0, 3).sum());
   if (const auto kinds = routers_->balance_kinds(); kinds.size() > 1)
     for (const auto& [name, kind] : kinds) add(name, losses.select(0, kind));
   if (routers_->has_z_loss()) add("z_loss", losses.select(0, 3));
-  if (by_layer.defined()) {
+  if (balances) {
     add("layer_aux_losses", by_layer);
     metrics.back().is_list = true;
   }

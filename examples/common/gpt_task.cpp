@@ -28,8 +28,8 @@ RandomState side_by_side(std::int64_t rows) {
   return state;
 }
 
-// Of a batch with positions: the tokens that are no padding, the targets that count, and those of
-// each depth, whose target must lie in the sequence of its first token.
+// Counts of a batch with positions: non-padding tokens, targets, and targets of each MTP depth. A
+// target counts at depth d if the token d places before it is of the same sequence.
 Tensor count_packed(const nn::Gpt& model, const data::Batch& rows) {
   const int depths = model.config.mtp.depths;
   const Tensor out = Tensor::zeros({2 + depths}, DType::f64);

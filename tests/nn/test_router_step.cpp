@@ -166,9 +166,15 @@ TEST_CASE("router_step: a constant loss is logged unchanged over layers, passes 
     for (int micro = 0; micro < 4; ++micro)
       for (const Router& r : stack.routers) run(r, random({6, 8}, 1, DType::f32), {}, again);
     const double z = std::log(4.0) * std::log(4.0);
-    CHECK(mismatch(step.losses(), Tensor::of({1, 0, 1, z}, {4}), 1e-6) == "");
+    CHECK(mismatch(step.losses().kinds, Tensor::of({1, 0, 1, z}, {4}), 1e-6) == "");
+    CHECK(mismatch(step.losses().layers, Tensor::of({2, 2, 2}, {3}), 1e-6) == "");
     step.finish(0);
-    CHECK(mismatch(step.losses(), Tensor::zeros({4}), 0) == "");
+    // Layers that nothing trains do not count.
+    run(stack.routers[1], random({6, 8}, 1, DType::f32), {}, again);
+    CHECK(mismatch(step.losses().kinds, Tensor::of({1, 0, 1, z}, {4}), 1e-6) == "");
+    CHECK(mismatch(step.losses().layers, Tensor::of({0, 2, 0}, {3}), 1e-6) == "");
+    step.finish(0);
+    CHECK(mismatch(step.losses().kinds, Tensor::zeros({4}), 0) == "");
   }
 }
 
