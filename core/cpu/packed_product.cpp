@@ -61,14 +61,30 @@ void* packing_buffer(std::size_t bytes) {
 }
 
 PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t tile_rows,
-                           std::int64_t panel_columns, std::size_t element, bool strips) {
+                           std::int64_t panel_columns, std::size_t element, bool trans_a) {
   const auto size = static_cast<std::int64_t>(element);
   // Without strips all panels of b's block meet a tile's rows of a. With strips a block of a
   // stays in L2, a panel in L1, and b's block comes from L3: its panels pass once for each.
-  const BlockBytes most = strips ? BlockBytes{1536, std::int64_t{2} << 20} : block_bytes();
+  const BlockBytes most = trans_a ? BlockBytes{1536, std::int64_t{2} << 20} : block_bytes();
   const std::int64_t inner = even_block(k, most.inner / size, 4);
   const std::int64_t columns = even_block(n, most.b / size / inner, panel_columns);
-  return {even_block(m, (strips ? 16 : 8) * tile_rows, tile_rows), columns, inner};
+  return {even_block(m, (trans_a ? 16 : 8) * tile_rows, tile_rows), columns, inner, trans_a};
+}
+
+bool strips_pay(std::int64_t panels) {
+  // A core that also serves a neighbour's thread issues less, and its L1 keeps short pieces of many
+  // rows badly. AMD's processors were not measured.
+  constexpr std::int64_t kPanels = 6;
+  return !is_amd() && panels >= kPanels;
+}
+
+std::int64_t rows_in_l1(std::int64_t distance) {
+  // Rows whose distance is a multiple of 4 KiB lie in one set: with more rows than the set has
+  // lines each would be gone before its next element.
+  constexpr std::int64_t kSets = 4096, kAny = 64;
+  static const std::int64_t ways =
+      cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 8 * kSets, kAny * kSets) / kSets;
+  return distance % kSets == 0 ? ways : kAny;
 }
 
 bool few_rows_pay(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t panel_columns) {
@@ -90,7 +106,8 @@ PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, std::int64_t tile_r
                              std::int64_t panel_columns) {
   // The rows of b^T for a tile stay in L2 while all panels pass.
   constexpr std::int64_t kInner = 768;
-  return {16 * tile_rows, ceil_div(m, panel_columns) * panel_columns, even_block(k, kInner, 4)};
+  return {16 * tile_rows, ceil_div(m, panel_columns) * panel_columns, even_block(k, kInner, 4),
+          false};
 }
 
 ProductTiles packed_tiles(const PackedKind& kind, std::int64_t m, std::int64_t n, std::int64_t k,

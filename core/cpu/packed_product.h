@@ -19,10 +19,21 @@ void* packing_buffer(std::size_t bytes);
 /// a, inner lengths and columns of a block of b.
 struct PackedBlocks {
   std::int64_t rows, columns, inner;
+  bool strips;  ///< a is packed too
 };
-/// For tiles of the given size. `strips`: a is packed too.
+/// For tiles of the given size.
 PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t tile_rows,
-                           std::int64_t panel_columns, std::size_t element, bool strips);
+                           std::int64_t panel_columns, std::size_t element, bool trans_a);
+
+/// Whether strips of rows pay on this processor where `panels` panels meet each.
+bool strips_pay(std::int64_t panels);
+template <class T>
+bool strips_pay(const PanelKernels<T>& kernels, std::int64_t columns) {
+  return kernels.loads_a && strips_pay(ceil_div(columns, kernels.columns));
+}
+
+/// How many rows, `distance` bytes apart, a tile may read: L1 has to keep a line of each.
+std::int64_t rows_in_l1(std::int64_t distance);
 
 /// packed_product() in the given blocks. `buffer`: packed_bytes() bytes at a multiple of 64.
 template <class T, class After>
@@ -31,6 +42,7 @@ void packed_in_blocks(const Product<T>& p, const T* bias, const After& after,
   const PanelKernels<T>& kernels = simd().panels<T>();
   T* const panels = static_cast<T*>(buffer);
   T* const strips = panels + block.columns * block.inner;
+  const std::int64_t most_rows = block.strips ? kernels.rows : rows_in_l1(p.lda * sizeof(T));
   for (std::int64_t j = 0; j < p.n; j += block.columns) {
     const std::int64_t n = std::min(block.columns, p.n - j);
     for (std::int64_t l = 0; l < std::max(p.k, std::int64_t{1}); l += block.inner) {
@@ -42,7 +54,8 @@ void packed_in_blocks(const Product<T>& p, const T* bias, const After& after,
         const bool adds = l > 0 || p.accumulate;
         kernels.product({.a = p.a + (p.trans_a ? l * p.lda + i : i * p.lda + l),
                          .lda = p.lda,
-                         .strips = p.trans_a ? strips : nullptr,
+                         .trans_a = p.trans_a,
+                         .strips = block.strips ? strips : nullptr,
                          .b = p.trans_b || i > 0 ? nullptr : p.b + l * p.ldb + j,
                          .ldb = p.ldb,
                          .panels = panels,
@@ -54,7 +67,8 @@ void packed_in_blocks(const Product<T>& p, const T* bias, const After& after,
                          .start = adds   ? c
                                   : bias ? bias + j
                                          : nullptr,
-                         .start_row = adds ? p.ldc : 0});
+                         .start_row = adds ? p.ldc : 0,
+                         .tile_rows = most_rows});
         if (l + k >= p.k) after(i, m, j, n);
       }
     }
@@ -63,9 +77,9 @@ void packed_in_blocks(const Product<T>& p, const T* bias, const After& after,
 
 /// Size of the packed operands of one block.
 template <class T>
-std::size_t packed_bytes(const PackedBlocks& block, bool strips) {
+std::size_t packed_bytes(const PackedBlocks& block) {
   const std::int64_t more =
-      strips ? simd().panels<T>().strips_size(block.rows, block.inner) : std::int64_t{0};
+      block.strips ? simd().panels<T>().strips_size(block.rows, block.inner) : std::int64_t{0};
   return static_cast<std::size_t>(block.columns * block.inner + more) * sizeof(T);
 }
 
@@ -101,6 +115,8 @@ void product_of_few_rows(const PanelKernels<float>& kernels, const Product<float
                          void* buffer) {
   float* const panels = static_cast<float*>(buffer);
   float* const sums = panels + block.columns * p.k;
+  float* const strips = sums + block.rows * p.m;
+  const std::int64_t most_rows = block.strips ? kernels.rows : rows_in_l1(p.ldb * sizeof(float));
   for (std::int64_t l = 0; l < p.k; l += block.inner)
     kernels.pack_transposed(p.a + l, p.lda, p.m, std::min(block.inner, p.k - l),
                             panels + l * block.columns);
@@ -111,6 +127,7 @@ void product_of_few_rows(const PanelKernels<float>& kernels, const Product<float
       const bool adds = l > 0 || bias;
       kernels.product({.a = p.b + j * p.ldb + l,
                        .lda = p.ldb,
+                       .strips = block.strips ? strips : nullptr,
                        .panels = panels + l * block.columns,
                        .c = sums,
                        .ldc = p.m,
@@ -118,7 +135,8 @@ void product_of_few_rows(const PanelKernels<float>& kernels, const Product<float
                        .n = p.m,
                        .k = std::min(block.inner, p.k - l),
                        .start = adds ? sums : nullptr,
-                       .start_row = adds ? p.m : 0});
+                       .start_row = adds ? p.m : 0,
+                       .tile_rows = most_rows});
     }
     simd().attention.transpose(sums, p.m, n, p.m, 1, p.c + j, p.ldc);
     after(std::int64_t{0}, p.m, j, n);
@@ -136,20 +154,22 @@ void packed_product(const Product<T>& p, const T* bias, const After& after) {
   if constexpr (std::is_same_v<T, float>)
     if (has_few_rows(p)) {
       const PanelKernels<float>& narrow = few_rows_kernels(p.m);
-      const PackedBlocks few = few_rows_blocks(p.m, p.k, narrow.rows, narrow.columns);
-      const std::int64_t elements = few.columns * p.k + few.rows * p.m;
+      PackedBlocks few = few_rows_blocks(p.m, p.k, narrow.rows, narrow.columns);
+      few.strips = strips_pay(narrow, p.m);
+      const std::int64_t elements = few.columns * p.k + few.rows * p.m + narrow.rows * few.inner;
       if (void* buffer = packing_buffer(sizeof(float) * static_cast<std::size_t>(elements)))
         return product_of_few_rows(narrow, p, bias, after, few, buffer);
     }
-  const PackedBlocks best =
+  PackedBlocks best =
       packed_blocks(p.m, p.n, p.k, kernels.rows, kernels.columns, sizeof(T), p.trans_a);
-  if (void* buffer = packing_buffer(packed_bytes<T>(best, p.trans_a)))
+  best.strips = p.trans_a || strips_pay(kernels, std::min(p.n, best.columns));
+  if (void* buffer = packing_buffer(packed_bytes<T>(best)))
     return packed_in_blocks(p, bias, after, best, buffer);
   // No memory is left: a tile's rows and a panel, as long as the stack's buffer allows.
   constexpr std::int64_t kBytes = 16 << 10, kElements = kBytes / std::int64_t{sizeof(T)};
   alignas(64) std::byte buffer[kBytes];
   const PackedBlocks small{kernels.rows, kernels.columns,
-                           kElements / (kernels.rows + kernels.columns) / 4 * 4};
+                           kElements / (kernels.rows + kernels.columns) / 4 * 4, p.trans_a};
   packed_in_blocks(p, bias, after, small, buffer);
 }
 

@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "weft/core/cpu/processor.h"
 #include "weft/core/error.h"
 
 namespace weft::cpu {
@@ -15,22 +14,16 @@ struct Engines {
   bool library_bf16;
 };
 
-// With AVX2 the packed product is faster than oneDNN, and with AVX-512 where that is computed in
-// halves; elsewhere it is not (docs/decisions.md), and without fused multiply-adds it is slow.
-bool packs_faster() {
-  const std::string_view isa = simd().name;
-  return isa == "avx2" || (isa == "avx512" && halves_vectors());
-}
-
-// Without a name by instruction set and processor, not by a measurement at run time: two runs on
-// one machine have the same bits.
+// Without a name by instruction set, not by a measurement at run time: two runs on one machine have
+// the same bits. Without fused multiply-adds the packed product is slow.
 Engines engines_of(std::string_view name) {
   check(name == "weft" || name == "onednn" || name.empty(),
         "WEFT_GEMM: must be weft or onednn, got {}", name);
   check(name != "onednn" || WEFT_USE_ONEDNN, "WEFT_GEMM: this build has no oneDNN, got {}", name);
   const auto own = simd().panels<float>().fast ? ProductEngine::packed : ProductEngine::loops;
   const bool wanted = WEFT_USE_ONEDNN && name != "weft", always = name == "onednn";
-  return {wanted && (always || !packs_faster()) ? ProductEngine::library : own,
+  const bool slow = own == ProductEngine::loops;
+  return {wanted && (always || slow) ? ProductEngine::library : own,
           wanted && (always || std::string_view(simd().name) != "avx2")};
 }
 

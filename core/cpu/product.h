@@ -13,8 +13,8 @@ namespace weft::cpu {
 enum class ProductEngine { loops, packed, library };
 
 /// What computes f32 products that are not small: the environment variable WEFT_GEMM, weft or
-/// onednn; without it weft with AVX2, on processors that compute AVX-512 in halves and in builds
-/// without oneDNN, else onednn. Throws Error if this build has no oneDNN.
+/// onednn; without it weft with AVX2 and AVX-512 and in builds without oneDNN, else onednn. Throws
+/// Error if this build has no oneDNN.
 ProductEngine gemm_engine();
 /// Whether oneDNN computes bf16 products where the processor is fast at them: with
 /// WEFT_GEMM=onednn, and by default unless the AVX2 kernels run. Throws Error as gemm_engine()

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "weft/core/cpu/packed_product.h"
-#include "weft/core/cpu/processor.h"
 #include "weft/core/gemm.h"
 #include "weft/core/parallel.h"
 #include "weft/tests/simd_tables.h"
@@ -140,7 +139,7 @@ void agrees_with_the_definition() {
 template <class T>
 std::vector<T> in_blocks(const Case<T>& c, const cpu::PackedBlocks& block) {
   std::vector<T> got = c.before;
-  AlignedBytes buffer(cpu::packed_bytes<T>(block, c.trans_a));
+  AlignedBytes buffer(cpu::packed_bytes<T>(block));
   cpu::packed_in_blocks(
       c.into(got), c.bias_or_null(), [](auto...) {}, block, buffer.data());
   return got;
@@ -164,8 +163,10 @@ void bits_depend_on_nothing_else(const Shape3& shape) {
                               c.with_bias ? c.bias.data() + j : nullptr, [](auto...) {});
       CHECK(same(parts, first));
       const PanelKernels<T>& kernels = simd().panels<T>();
-      CHECK(same(in_blocks(c, {kernels.rows, kernels.columns, 4}), first));
-      CHECK(same(in_blocks(c, {2 * kernels.rows, 2 * kernels.columns, 36}), first));
+      for (const bool strips : {c.trans_a, true}) {
+        CHECK(same(in_blocks(c, {kernels.rows, kernels.columns, 4, strips}), first));
+        CHECK(same(in_blocks(c, {2 * kernels.rows, 2 * kernels.columns, 36, strips}), first));
+      }
       for (const int n : {1, 2, 3, 7}) {
         const test::RestoreThreads restore(n);
         std::vector<T> shared = c.before;
@@ -183,7 +184,7 @@ constexpr Shape3 kManyRows{125, 150, 75}, kFewRows{23, 205, 790}, kFarRows{29, 4
 // after() for `run`, a product of the case.
 void after_sees_each_element_once(const Case<float>& c, auto&& run) {
   const PanelKernels<float>& kernels = simd().panels<float>();
-  const std::vector<float> want = in_blocks(c, {kernels.rows, kernels.columns, 36});
+  const std::vector<float> want = in_blocks(c, {kernels.rows, kernels.columns, 36, c.trans_a});
   std::vector<float> got = c.before, seen(got.size());
   bool complete = true;
   run(got, [&](std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t columns) {
@@ -235,8 +236,8 @@ TEST_CASE("packed product: rows that fill half of a panel of AVX-512 take the pa
 TEST_CASE("packed product: after() sees each element of the result once, when it is complete") {
   const Case<float> many{{61, 150, 100}, true, false, false, true};
   const PanelKernels<float>& kernels = simd().panels<float>();
-  const cpu::PackedBlocks block{2 * kernels.rows, kernels.columns, 36};
-  AlignedBytes buffer(cpu::packed_bytes<float>(block, true));
+  const cpu::PackedBlocks block{2 * kernels.rows, kernels.columns, 36, true};
+  AlignedBytes buffer(cpu::packed_bytes<float>(block));
   after_sees_each_element_once(many, [&](std::vector<float>& got, const auto& after) {
     cpu::packed_in_blocks(many.into(got), many.bias_or_null(), after, block, buffer.data());
   });
@@ -340,7 +341,8 @@ TEST_CASE("WEFT_GEMM: an engine that does not exist is refused") {
         "WEFT_GEMM: must be weft or onednn, got mkl");
 }
 
-TEST_CASE("WEFT_GEMM: weft leaves oneDNN no product, the default those that it is best at") {
+TEST_CASE(
+    "WEFT_GEMM: weft leaves oneDNN no product, the default those of bf16 and slow processors") {
   const test::RestoreKernels restore;
   const bool has_library = test::error_of([] { cpu::set_gemm_engine("onednn"); }) == "no error";
   for (const SimdTable* table : test::simd_tables()) {
@@ -358,7 +360,7 @@ TEST_CASE("WEFT_GEMM: weft leaves oneDNN no product, the default those that it i
     cpu::set_gemm_engine("");
     if (std::getenv("WEFT_GEMM") != nullptr) continue;
     const std::string isa = simd().name;
-    const bool packs = isa == "avx2" || (isa == "avx512" && cpu::halves_vectors());
+    const bool packs = simd().panels<float>().fast;
     CHECK((cpu::gemm_engine() == cpu::ProductEngine::library) == (has_library && !packs));
     CHECK(cpu::library_has_bf16() == (has_library && isa != "avx2"));
   }
