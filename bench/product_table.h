@@ -41,8 +41,7 @@ inline void sequence_row(Report& report, const StepModel& m) {
 
 /// Prints the best GFLOP/s by the in-tree product and by oneDNN, the ratio of their times (the
 /// median of pairs), the share of the multiply-add peak that the in-tree product reaches, and which
-/// of the two a layer uses; a layer's bias counts for that choice, and is not in the times. The
-/// engines and the peak alternate. Then sequence_row(). `model`: one of kStepModels, or all. Throws
+/// of the two a layer uses. The engines and the peak alternate. Then sequence_row(). `model`: one of kStepModels, or all. Throws
 /// Error for another name, and in a build without oneDNN.
 inline void product_table(Report& report, const std::string& model) {
   constexpr double kSecondsEach = 0.3;
@@ -56,7 +55,7 @@ inline void product_table(Report& report, const std::string& model) {
     double seconds[2] = {}, flops = 0;
     for (const StepProduct& p : step_products(m)) {
       cpu::set_gemm_engine("");
-      const char* const chosen = kEngines[p.in_tree() ? 0 : 1];
+      const char* const chosen = kEngines[cpu::gemm_engine() == cpu::ProductEngine::packed ? 0 : 1];
       const auto run = p.prepared();
       double best[2] = {1e9, 1e9}, taken[2] = {}, peak = 0;
       std::vector<double> ratios;

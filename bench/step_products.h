@@ -6,7 +6,6 @@
 #include "weft/bench/models.h"
 #include "weft/core/cpu/product.h"
 #include "weft/core/gemm.h"
-#include "weft/core/kernels/gemm.h"
 #include "weft/core/random.h"
 #include "weft/core/tensor.h"
 
@@ -17,17 +16,9 @@ struct StepProduct {
   std::string name;  ///< "qkv forward"
   enum Kind { forward, input_gradient, weight_gradient } kind;
   std::int64_t m, n, k, count;
-  bool bias = false;  ///< a layer adds one going forward
 
   double flops() const {
     return 2 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-  }
-
-  /// Whether a layer leaves it to the in-tree product, and not to oneDNN.
-  bool in_tree() const {
-    const auto f32 = [](const Shape& shape) { return Tensor::empty(shape); };
-    return cpu::gemm_engine() == cpu::ProductEngine::packed ||
-           (kind == forward && bias && fuses_bias(f32({m, k}), f32({n, k}), f32({m, n})));
   }
 
   /// Computes it in the operand layouts of a layer: x w^T, dy w, dy^T x.
@@ -45,21 +36,20 @@ inline std::vector<StepProduct> step_products(const StepModel& m) {
   struct Weight {
     std::string name;
     std::int64_t out, in, count;
-    bool bias = true;
   };
   const Weight weights[] = {{"qkv", 3 * dim, dim, layers},
                             {"proj", dim, dim, layers},
                             {"up", 4 * dim, dim, layers},
                             {"down", dim, 4 * dim, layers},
-                            {"head", m.config.vocab, dim, 1, false}};
+                            {"head", m.config.vocab, dim, 1}};
   std::vector<StepProduct> products;
   for (const Weight& w : weights) {
     products.push_back(
-        {w.name + " forward", StepProduct::forward, rows, w.out, w.in, w.count, w.bias});
+        {w.name + " forward", StepProduct::forward, rows, w.out, w.in, w.count});
     products.push_back({w.name + " input gradient", StepProduct::input_gradient, rows, w.in, w.out,
-                        w.count, w.bias});
+                        w.count});
     products.push_back({w.name + " weight gradient", StepProduct::weight_gradient, w.out, w.in,
-                        rows, w.count, w.bias});
+                        rows, w.count});
   }
   return products;
 }

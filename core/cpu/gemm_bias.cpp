@@ -23,12 +23,7 @@ bool fuses_bias(const Tensor& x, const Tensor& weight, const Tensor& out) {
   if (f64) return cpu::engine_for<double>(m, n, k) == cpu::ProductEngine::packed;
   if (x.dtype() != DType::f32 || cpu::is_small_product(m, n, k)) return false;
   const cpu::Product<float> sizes{nullptr, nullptr, nullptr, m, n, k, k, k, n, false, true, false};
-  if (sizes.has_dot_products()) return false;
-  if (cpu::gemm_engine() == cpu::ProductEngine::packed) return true;
-  // A pass for the bias costs 3 to 7 % of a product with a short inner axis, more than oneDNN
-  // gains from kFewRows rows on.
-  constexpr std::int64_t kFewRows = 64, kShort = 256;
-  return simd().panels<float>().fast && m >= kFewRows && k <= kShort;
+  return !sizes.has_dot_products() && cpu::gemm_engine() == cpu::ProductEngine::packed;
 }
 
 namespace cpu {
