@@ -41,8 +41,8 @@ inline void sequence_row(Report& report, const StepModel& m) {
 
 /// Prints the best GFLOP/s by the in-tree product and by oneDNN, the ratio of their times (the
 /// median of pairs), the share of the multiply-add peak that the in-tree product reaches, and which
-/// of the two a layer uses. The engines and the peak alternate. Then sequence_row(). `model`: one of kStepModels, or all. Throws
-/// Error for another name, and in a build without oneDNN.
+/// of the two a layer uses. The engines and the peak alternate. Then sequence_row(). `model`: one
+/// of kStepModels, or all. Throws Error for another name, and in a build without oneDNN.
 inline void product_table(Report& report, const std::string& model) {
   constexpr double kSecondsEach = 0.3;
   const cpu::FmaLoop loop = cpu::fma_loop();

@@ -44,12 +44,11 @@ inline std::vector<StepProduct> step_products(const StepModel& m) {
                             {"head", m.config.vocab, dim, 1}};
   std::vector<StepProduct> products;
   for (const Weight& w : weights) {
+    products.push_back({w.name + " forward", StepProduct::forward, rows, w.out, w.in, w.count});
     products.push_back(
-        {w.name + " forward", StepProduct::forward, rows, w.out, w.in, w.count});
-    products.push_back({w.name + " input gradient", StepProduct::input_gradient, rows, w.in, w.out,
-                        w.count});
-    products.push_back({w.name + " weight gradient", StepProduct::weight_gradient, w.out, w.in,
-                        rows, w.count});
+        {w.name + " input gradient", StepProduct::input_gradient, rows, w.in, w.out, w.count});
+    products.push_back(
+        {w.name + " weight gradient", StepProduct::weight_gradient, w.out, w.in, rows, w.count});
   }
   return products;
 }

@@ -21,7 +21,7 @@ std::int64_t cache_bytes(int name, std::int64_t least, std::int64_t most) {
   return std::clamp(std::int64_t{sysconf(name)}, least, most);
 }
 
-// Bytes of a product's blocks without strips: of a row of a block of a, and of a block of b.
+// Bytes of a product's blocks, if a is no transpose: of a row of a block of a, and of a block of b.
 struct BlockBytes {
   std::int64_t inner, b;
 };
@@ -40,6 +40,11 @@ BlockBytes block_bytes() {
   }();
   return found;
 }
+
+// Whether strips of rows pay where so many panels meet each. A core that also serves a neighbour's
+// thread issues less, and its L1 keeps short pieces of many rows badly. With four panels packing
+// takes more than it gains. AMD's processors were not measured.
+bool strips_pay(std::int64_t panels) { return !is_amd() && panels >= 6; }
 
 struct Free {
   void operator()(void* p) const { std::free(p); }
@@ -60,31 +65,21 @@ void* packing_buffer(std::size_t bytes) {
   return buffer.get();
 }
 
-PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t tile_rows,
-                           std::int64_t panel_columns, std::size_t element, bool trans_a) {
-  const auto size = static_cast<std::int64_t>(element);
-  // Without strips all panels of b's block meet a tile's rows of a. With strips a block of a
-  // stays in L2, a panel in L1, and b's block comes from L3: its panels pass once for each.
-  const BlockBytes most = trans_a ? BlockBytes{1536, std::int64_t{2} << 20} : block_bytes();
+PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, const PackedTile& tile) {
+  const auto size = static_cast<std::int64_t>(tile.element);
+  // All panels of b's block meet a tile's rows of a. With a transpose a block of a stays in L2, a
+  // panel in L1, and b's block comes from L3: its panels pass once for each.
+  const BlockBytes most = tile.trans_a ? BlockBytes{1536, std::int64_t{2} << 20} : block_bytes();
   const std::int64_t inner = even_block(k, most.inner / size, 4);
-  const std::int64_t columns = even_block(n, most.b / size / inner, panel_columns);
-  return {even_block(m, (trans_a ? 16 : 8) * tile_rows, tile_rows), columns, inner, trans_a};
+  const std::int64_t columns = even_block(n, most.b / size / inner, tile.columns);
+  const bool strips = tile.trans_a || (tile.packs_rows && strips_pay(columns / tile.columns));
+  return {even_block(m, (tile.trans_a ? 16 : 8) * tile.rows, tile.rows), columns, inner, strips};
 }
 
-bool strips_pay(std::int64_t panels) {
-  // A core that also serves a neighbour's thread issues less, and its L1 keeps short pieces of many
-  // rows badly. AMD's processors were not measured.
-  constexpr std::int64_t kPanels = 6;
-  return !is_amd() && panels >= kPanels;
-}
-
-std::int64_t rows_in_l1(std::int64_t distance) {
-  // Rows whose distance is a multiple of 4 KiB lie in one set: with more rows than the set has
-  // lines each would be gone before its next element.
-  constexpr std::int64_t kSets = 4096, kAny = 64;
-  static const std::int64_t ways =
-      cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 8 * kSets, kAny * kSets) / kSets;
-  return distance % kSets == 0 ? ways : kAny;
+std::int64_t l1_ways() {
+  constexpr std::int64_t kWay = 4096;  // no larger, as a page's address alone says the set
+  static const std::int64_t found = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 8 * kWay, 64 * kWay) / kWay;
+  return found;
 }
 
 bool few_rows_pay(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t panel_columns) {
@@ -102,12 +97,18 @@ const PanelKernels<float>& few_rows_kernels(std::int64_t m) {
   return m <= other.columns && other.columns < best.columns ? other : best;
 }
 
-PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, std::int64_t tile_rows,
-                             std::int64_t panel_columns) {
+PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, const PackedTile& tile) {
   // The rows of b^T for a tile stay in L2 while all panels pass.
   constexpr std::int64_t kInner = 768;
-  return {16 * tile_rows, ceil_div(m, panel_columns) * panel_columns, even_block(k, kInner, 4),
-          false};
+  const std::int64_t panels = ceil_div(m, tile.columns);
+  return {16 * tile.rows, panels * tile.columns, even_block(k, kInner, 4),
+          tile.packs_rows && strips_pay(panels)};
+}
+
+std::size_t few_rows_bytes(std::int64_t m, std::int64_t k, const PackedBlocks& block,
+                           std::int64_t tile_rows) {
+  const std::int64_t strip = block.strips ? tile_rows * block.inner : 0;
+  return sizeof(float) * static_cast<std::size_t>(block.columns * k + block.rows * m + strip);
 }
 
 ProductTiles packed_tiles(const PackedKind& kind, std::int64_t m, std::int64_t n, std::int64_t k,

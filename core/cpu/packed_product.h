@@ -21,19 +21,17 @@ struct PackedBlocks {
   std::int64_t rows, columns, inner;
   bool strips;  ///< a is packed too
 };
-/// For tiles of the given size.
-PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t tile_rows,
-                           std::int64_t panel_columns, std::size_t element, bool trans_a);
+/// What the cut depends on besides the size of a product: that of tiles, panels and elements,
+/// whether a is transposed, and PanelKernels::packs_rows.
+struct PackedTile {
+  std::int64_t rows, columns;
+  std::size_t element;
+  bool trans_a, packs_rows;
+};
+PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, const PackedTile& tile);
 
-/// Whether strips of rows pay on this processor where `panels` panels meet each.
-bool strips_pay(std::int64_t panels);
-template <class T>
-bool strips_pay(const PanelKernels<T>& kernels, std::int64_t columns) {
-  return kernels.loads_a && strips_pay(ceil_div(columns, kernels.columns));
-}
-
-/// How many rows, `distance` bytes apart, a tile may read: L1 has to keep a line of each.
-std::int64_t rows_in_l1(std::int64_t distance);
+/// Of the first data cache of this processor.
+std::int64_t l1_ways();
 
 /// packed_product() in the given blocks. `buffer`: packed_bytes() bytes at a multiple of 64.
 template <class T, class After>
@@ -42,7 +40,6 @@ void packed_in_blocks(const Product<T>& p, const T* bias, const After& after,
   const PanelKernels<T>& kernels = simd().panels<T>();
   T* const panels = static_cast<T*>(buffer);
   T* const strips = panels + block.columns * block.inner;
-  const std::int64_t most_rows = block.strips ? kernels.rows : rows_in_l1(p.lda * sizeof(T));
   for (std::int64_t j = 0; j < p.n; j += block.columns) {
     const std::int64_t n = std::min(block.columns, p.n - j);
     for (std::int64_t l = 0; l < std::max(p.k, std::int64_t{1}); l += block.inner) {
@@ -68,7 +65,7 @@ void packed_in_blocks(const Product<T>& p, const T* bias, const After& after,
                                   : bias ? bias + j
                                          : nullptr,
                          .start_row = adds ? p.ldc : 0,
-                         .tile_rows = most_rows});
+                         .l1_ways = l1_ways()});
         if (l + k >= p.k) after(i, m, j, n);
       }
     }
@@ -99,8 +96,10 @@ bool has_few_rows(const Product<T>& p) {
 
 /// The cut of product_of_few_rows(): its panels have `columns` columns in all, a block of c's
 /// transpose `rows` rows.
-PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, std::int64_t tile_rows,
-                             std::int64_t panel_columns);
+PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, const PackedTile& tile);
+/// Its memory. `tile_rows`: of the kernels.
+std::size_t few_rows_bytes(std::int64_t m, std::int64_t k, const PackedBlocks& block,
+                           std::int64_t tile_rows);
 
 /// The kernels of product_of_few_rows(): so few rows fill the panels of AVX2, and half of a panel
 /// of AVX-512. The bits are the same.
@@ -116,7 +115,6 @@ void product_of_few_rows(const PanelKernels<float>& kernels, const Product<float
   float* const panels = static_cast<float*>(buffer);
   float* const sums = panels + block.columns * p.k;
   float* const strips = sums + block.rows * p.m;
-  const std::int64_t most_rows = block.strips ? kernels.rows : rows_in_l1(p.ldb * sizeof(float));
   for (std::int64_t l = 0; l < p.k; l += block.inner)
     kernels.pack_transposed(p.a + l, p.lda, p.m, std::min(block.inner, p.k - l),
                             panels + l * block.columns);
@@ -136,7 +134,7 @@ void product_of_few_rows(const PanelKernels<float>& kernels, const Product<float
                        .k = std::min(block.inner, p.k - l),
                        .start = adds ? sums : nullptr,
                        .start_row = adds ? p.m : 0,
-                       .tile_rows = most_rows});
+                       .l1_ways = l1_ways()});
     }
     simd().attention.transpose(sums, p.m, n, p.m, 1, p.c + j, p.ldc);
     after(std::int64_t{0}, p.m, j, n);
@@ -154,15 +152,13 @@ void packed_product(const Product<T>& p, const T* bias, const After& after) {
   if constexpr (std::is_same_v<T, float>)
     if (has_few_rows(p)) {
       const PanelKernels<float>& narrow = few_rows_kernels(p.m);
-      PackedBlocks few = few_rows_blocks(p.m, p.k, narrow.rows, narrow.columns);
-      few.strips = strips_pay(narrow, p.m);
-      const std::int64_t elements = few.columns * p.k + few.rows * p.m + narrow.rows * few.inner;
-      if (void* buffer = packing_buffer(sizeof(float) * static_cast<std::size_t>(elements)))
+      const PackedBlocks few = few_rows_blocks(
+          p.m, p.k, {narrow.rows, narrow.columns, sizeof(float), false, narrow.packs_rows});
+      if (void* buffer = packing_buffer(few_rows_bytes(p.m, p.k, few, narrow.rows)))
         return product_of_few_rows(narrow, p, bias, after, few, buffer);
     }
-  PackedBlocks best =
-      packed_blocks(p.m, p.n, p.k, kernels.rows, kernels.columns, sizeof(T), p.trans_a);
-  best.strips = p.trans_a || strips_pay(kernels, std::min(p.n, best.columns));
+  const PackedBlocks best = packed_blocks(
+      p.m, p.n, p.k, {kernels.rows, kernels.columns, sizeof(T), p.trans_a, kernels.packs_rows});
   if (void* buffer = packing_buffer(packed_bytes<T>(best)))
     return packed_in_blocks(p, bias, after, best, buffer);
   // No memory is left: a tile's rows and a panel, as long as the stack's buffer allows.

@@ -5,7 +5,6 @@ namespace weft::cpu {
 /// What the choices of kernels ask about the processor beyond its instruction set.
 inline bool is_amd() {
 #if defined(__x86_64__)
-  // Zen 3, of the same family, has no 512-bit vectors.
   static const bool found = __builtin_cpu_is("amd");
   return found;
 #else

@@ -189,7 +189,9 @@ struct PanelProduct {
   const T* a;  ///< rows lda apart; with trans_a those of its transpose (k, m)
   std::int64_t lda;
   bool trans_a = false;
-  T* strips = nullptr;   ///< strips_size(m, k) elements, to which it packs a; not null with trans_a
+  /// strips_size(m, k) elements, to which it packs a; of rows that meet packed panels, for one
+  /// tile. Not null with trans_a.
+  T* strips = nullptr;
   const T* b = nullptr;  ///< rows ldb apart, which the product packs; null: the panels are packed
   std::int64_t ldb = 0;
   T* panels;
@@ -197,14 +199,14 @@ struct PanelProduct {
   std::int64_t ldc, m, n, k;
   const T* start = nullptr;
   std::int64_t start_row = 0;
-  std::int64_t tile_rows = 64;  ///< how many a tile reads at most
+  std::int64_t l1_ways = 8;  ///< of the first data cache
 };
 
 template <class T>
 struct PanelKernels {
   bool fast;                   ///< false without fma in hardware: plain loops are faster
   std::int64_t rows, columns;  ///< of the largest tile; columns: of a panel
-  bool loads_a;                ///< multiply-adds load elements of a: strips of rows may pay
+  bool packs_rows;             ///< strips of rows make tiles faster where many panels meet them
   void (*product)(const PanelProduct<T>& product);
   std::int64_t (*strips_size)(std::int64_t m, std::int64_t k);
   /// x (k, n) as one panel of up to `columns` columns: k elements for each of them.

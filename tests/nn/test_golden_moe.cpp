@@ -3,8 +3,8 @@
 // layers, grouped sigmoid scores, expert bias and balance loss, a shared expert, one MTP depth.
 //
 // In f64 every product is in-tree, and differences between compilers and math libraries are far
-// below the fifth decimal: the numbers are the same everywhere. In f32 oneDNN computes most
-// products, and its summation order depends on its version and the processor's instruction set. A
+// below the fifth decimal: the numbers are the same everywhere. In f32 oneDNN may compute
+// products, and its summation order depends on its version and the instruction set. A
 // platform is identified by the bits of some of these products (all other f32 kernels give the same
 // bits everywhere): on a known platform the losses must be equal, elsewhere within 5 %.
 //
