@@ -30,7 +30,7 @@ struct PackedTile {
 };
 PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, const PackedTile& tile);
 
-/// Of the first data cache of this processor.
+/// The number of ways (lines of a set) of this processor's L1 data cache.
 std::int64_t l1_ways();
 
 /// packed_product() in the given blocks. `buffer`: packed_bytes() bytes at a multiple of 64.

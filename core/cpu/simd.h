@@ -186,7 +186,7 @@ struct AttentionKernels {
 /// add to it, or one bias for all rows with start_row 0.
 template <class T>
 struct PanelProduct {
-  const T* a;  ///< rows lda apart; with trans_a those of its transpose (k, m)
+  const T* a;  ///< (m, k), rows lda apart; with trans_a its transpose (k, m)
   std::int64_t lda;
   bool trans_a = false;
   /// strips_size(m, k) elements, to which it packs a; of rows that meet packed panels, for one

@@ -223,7 +223,7 @@ TEST_CASE("packed product: f64 has the same bits on every instruction set, howev
   bits_depend_on_nothing_else<double>(kFarRows);
 }
 
-TEST_CASE("packed product: few rows have the same bits where those of the weight lie in strips") {
+TEST_CASE("packed product: few rows have the same bits when rows of the weight are packed") {
   const test::RestoreKernels restore;
   const Case<float> c{kFewRows, false, true, false, true};
   for (const SimdTable* table : test::simd_tables()) {
@@ -389,8 +389,7 @@ TEST_CASE("WEFT_GEMM: an engine that does not exist is refused") {
         "WEFT_GEMM: must be weft or onednn, got mkl");
 }
 
-TEST_CASE(
-    "WEFT_GEMM: weft leaves oneDNN no product, the default those of bf16 and slow processors") {
+TEST_CASE("WEFT_GEMM: weft never uses oneDNN, the default for bf16 and without AVX2") {
   const test::RestoreKernels restore;
   const bool has_library = test::error_of([] { cpu::set_gemm_engine("onednn"); }) == "no error";
   for (const SimdTable* table : test::simd_tables()) {
