@@ -81,9 +81,9 @@ Tensor relu(const Tensor& x) {
   Tensor y = run_unary(x, UnaryOp::relu);
   if (recording(x))
     Tape::record("relu", {&x}, {&y}, [s = save(y, "y")](Backward& g) {
-      // y > 0 exactly if x > 0, and the next layer saves y anyway.
+      // y > 0 exactly if x > 0, and the next layer saves y anyway. A NaN passes, as forward.
       const Tensor& saved = s.get();
-      g.add(0, Tape::current() ? where(gt(saved, 0), g.dy(), zero_of(saved))
+      g.add(0, Tape::current() ? where(le(saved, 0), zero_of(saved), g.dy())
                                : fused(saved, g.dy(), BinaryOp::relu_bwd));
     });
   return y;

@@ -100,7 +100,8 @@ Tensor contiguous(const Tensor& x);
 /// A row-contiguous copy.
 Tensor clone(const Tensor& x);
 /// Converts x; returns x itself if the dtype is equal. Floating results are rounded once, to
-/// nearest even; integers are truncated; bool is "not 0".
+/// nearest even; bool is "not 0". Integers are truncated: numbers outside of the dtype's range give
+/// its nearest, NaN 0. Integers wrap around to narrower ones.
 ///
 /// The gradient is converted back. Only f32, f64, bf16 and f16 results carry a gradient.
 Tensor cast(const Tensor& x, DType dtype);

@@ -12,8 +12,8 @@ endfunction()
 
 # Tests that involve several threads: everything that the ThreadSanitizer job builds and runs.
 set(weft_thread_tests
-  allocator comm_ops ddp expert_dispatch expert_fp8 expert_layouts expert_parallel expert_router
-  expert_tensor fp8_linear fp8_overlap
+  allocator_threads comm_ops ddp expert_dispatch expert_fp8 expert_layouts expert_parallel
+  expert_router expert_tensor fp8_linear fp8_overlap
   grouped_linear joint_norm lanes layer_norm matmul overlap parallel parallelize process_group
   process_group_errors random shared_leaf sharded_checkpoint sharded_optimizer simd tape
   tensor_parallel vocab)
@@ -125,15 +125,16 @@ if(WEFT_SANITIZE STREQUAL "")
     set_tests_properties(isa_${isa}_${stem} PROPERTIES LABELS isa SKIP_RETURN_CODE 77
       ENVIRONMENT "WEFT_ISA=${isa};${ARGN}")
   endfunction()
-  foreach(stem attention attention_nan attention_packed bf16_product causal_conv1d cross_entropy
-      elementwise expert_fp8 experts fp8 fp8_layers fp8_linear fp8_overlap gated_delta golden_moe
-      gpt gpt_rows grouped_linear layer_norm linear linear_cross_entropy low_precision main_grad
-      matmul mla mlp moe moe_fp8 recompute_parts recurrent reduce rms_norm rope rounding router
-      scaled_activation simd simd_attention simd_sums softmax swiglu)
+  foreach(stem attention attention_dropout attention_nan attention_packed bf16_product causal_conv1d
+      cross_entropy elementwise elementwise_compare elementwise_integers expert_fp8 experts fp8
+      fp8_layers fp8_linear fp8_overlap gated_delta golden_moe gpt gpt_rows gpt_training grouped_linear
+      layer_norm linear linear_cross_entropy low_precision main_grad matmul mla mlp moe moe_fp8
+      recompute_parts recurrent reduce rms_norm rope rounding router scaled_activation simd
+      simd_attention simd_sums softmax swiglu)
     weft_isa_test(avx2 ${stem} ONEDNN_MAX_CPU_ISA=AVX2)
   endforeach()
-  foreach(stem attention attention_nan attention_packed causal_conv1d cross_entropy fp8 layer_norm
-      optimizer recurrent rms_norm rope rounding softmax swiglu)
+  foreach(stem attention attention_dropout attention_nan attention_packed causal_conv1d cross_entropy
+      fp8 layer_norm optimizer recurrent rms_norm rope rounding softmax swiglu)
     weft_isa_test(scalar ${stem} ONEDNN_MAX_CPU_ISA=SSE41)
   endforeach()
   weft_isa_test(avx512 simd)

@@ -94,7 +94,10 @@ OffloadMemory::OffloadMemory(Device device, const std::string& folder)
 }
 
 OffloadMemory::~OffloadMemory() {
-  if (copies_) copies_->stream.synchronize();
+  if (copies_) try {
+      copies_->stream.synchronize();
+    } catch (const Error&) {  // the device has failed, which others report
+    }
   while (Place* const p = all_) {
     all_ = p->older;
     if (p->expected) p->expected->release();

@@ -8,6 +8,7 @@
 
 #include "weft/core/cgroup.h"
 #include "weft/core/dispatch.h"
+#include "weft/core/error.h"
 #include "weft/core/kernels/cuda_runtime.h"
 
 namespace weft {
@@ -180,7 +181,11 @@ void SharedCache::put(Storage* s) {
   {
     const std::lock_guard lock(mutex_);
     if (!s->used_on.empty()) {
-      defer(s);
+      try {
+        defer(s);
+      } catch (const Error&) {  // the device has failed; destructors that free this report nothing
+        return;
+      }
       if (!retired_) return;
       reclaim_deferred(true);
     } else {

@@ -38,7 +38,9 @@ class Staging {
     if (buffer) from = std::memcpy(buffer->data, from, static_cast<std::size_t>(bytes));
     use_device(stream.device().index);
     if constexpr (kWithCuda) rt::copy(to, from, bytes, rt::CopyKind::to_device, stream.handle());
-    if (buffer) buffer->copied.record(stream);
+    if (buffer) return buffer->copied.record(stream);
+    // Some machines copy directly from the host's pages, after the call has returned.
+    if constexpr (kWithCuda) rt::synchronize_stream(stream.handle());
   }
 
  private:

@@ -31,6 +31,7 @@ __device__ inline void write_state(const NewState& s, const Four& f, const Pack<
 #pragma unroll
   for (int j = 0; j < 4; ++j) codes[j] = round_e4m3(x[j] * inverse, s.how, random[j] & 0xffffu);
   write_as<e4m3>(s.data, f, codes);
+  __syncwarp();  // the threads of the block have read its old exponent
   if (threadIdx.x % kBlockThreads == 0 && f.valid > 0)
     static_cast<std::uint8_t*>(s.scale)[f.at / kScaleBlock] = exponent;
 }

@@ -53,22 +53,26 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared,
 }
 
 // Shared memory. WEFT_SHARED(name, float[32][33]) declares a variable of the block;
-// dynamic_shared<T>() is the memory requested at launch. Both are aligned to 16 bytes and
-// uninitialised.
+// dynamic_shared<T>() is the memory requested at launch, which begins behind the variables. Both
+// are uninitialised. A larger alignment would leave gaps, and blocks that need all 99 KiB of a card
+// could not start.
+inline constexpr std::size_t kSharedAlignment = 128;
 #if WEFT_CUDA_EMU
-#define WEFT_SHARED(name, ...)                                   \
-  static char name##_key;                                        \
-  auto& name = *static_cast<std::type_identity_t<__VA_ARGS__>*>( \
-      ::weft::emu::Engine::get().shared_variable(&name##_key, sizeof(__VA_ARGS__), 128))
+#define WEFT_SHARED(name, ...)                                                                     \
+  static char name##_key;                                                                          \
+  auto& name =                                                                                     \
+      *static_cast<std::type_identity_t<__VA_ARGS__>*>(::weft::emu::Engine::get().shared_variable( \
+          &name##_key, sizeof(__VA_ARGS__), ::weft::cuda::kSharedAlignment))
 template <class T>
 T* dynamic_shared() {
   return reinterpret_cast<T*>(::weft::emu::Engine::get().dynamic_shared());
 }
 #else
-#define WEFT_SHARED(name, ...) __shared__ __align__(128) std::type_identity_t<__VA_ARGS__> name
+#define WEFT_SHARED(name, ...) \
+  __shared__ __align__(::weft::cuda::kSharedAlignment) std::type_identity_t<__VA_ARGS__> name
 template <class T>
 __device__ T* dynamic_shared() {
-  extern __shared__ __align__(1024) unsigned char weft_dynamic_shared[];
+  extern __shared__ __align__(kSharedAlignment) unsigned char weft_dynamic_shared[];
   return reinterpret_cast<T*>(weft_dynamic_shared);
 }
 #endif

@@ -58,7 +58,7 @@ static_assert(same_call(kNone.version, decltype(&ncclGetVersion){}) &&
               same_call(kNone.send, decltype(&ncclSend){}) &&
               same_call(kNone.receive, decltype(&ncclRecv){}));
 static_assert(!same_call(kNone.broadcast, decltype(&ncclReduce){}));
-#if NCCL_VERSION_CODE >= 22800
+#ifdef NCCL_REVOKE_DEFAULT  // the first releases of 2.28 have no ncclCommRevoke
 static_assert(same_call(kNone.revoke, decltype(&ncclCommRevoke){}));
 #endif
 static_assert(sizeof(Id) == sizeof(ncclUniqueId) && sizeof(Config) <= sizeof(ncclConfig_t) &&

@@ -30,7 +30,7 @@ struct Library {
   Status (*split)(Comm, int color, int key, Comm*, Config*);
   Status (*disconnect)(Comm);
   Status (*abort)(Comm);
-  Status (*revoke)(Comm, int flags);  ///< null before 2.28
+  Status (*revoke)(Comm, int flags);  ///< null before 2.28.9, or an earlier release of 2.28
   Status (*failure)(Comm, Status*);
   const char* (*text)(Status);
   const char* (*last_error)(Comm);

@@ -26,17 +26,23 @@ void list_files(const std::string& folder, std::vector<std::string>& out) {
   }
 }
 
-bool has_objects(std::string_view path) {
+}  // namespace
+
+bool holds_objects(std::string_view path) {
   for (const std::string_view packed : {".gz", ".zst"})
     if (path.ends_with(packed)) path.remove_suffix(packed.size());
   return path.ends_with(".jsonl") || path.ends_with(".ndjson") || path.ends_with(".json");
 }
 
+void check_holds_text(const char* flag, const std::vector<std::string>& paths) {
+  for (const std::string& path : paths)
+    check(!holds_objects(path), "{}: '{}' holds objects; make a token file of it with tokenize",
+          flag, path);
+}
+
 bool is_blank(std::string_view line) {
   return line.find_first_not_of(" \t\r") == std::string_view::npos;
 }
-
-}  // namespace
 
 std::vector<std::string> files_below(const std::vector<std::string>& paths) {
   std::vector<std::string> out;
@@ -72,7 +78,7 @@ std::optional<DocumentReader::Piece> DocumentReader::next() {
       at_end_ = goes_on_ = false;
       line_ = 0;
     }
-    if (auto piece = has_objects(files_[file_]) ? next_line() : next_text()) return piece;
+    if (auto piece = holds_objects(files_[file_]) ? next_line() : next_text()) return piece;
     bytes_before_ += reader_->file_bytes();
     reader_.reset();
     buffer_.clear();

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "weft/io/byte_reader.h"
@@ -12,6 +13,15 @@ namespace weft::data {
 /// that begin with a dot are left out. Throws Error when there is no such path, and for a folder
 /// without files.
 std::vector<std::string> files_below(const std::vector<std::string>& paths);
+
+/// Whether the name is that of a file with an object in each line: .jsonl, .ndjson or .json, also
+/// compressed.
+bool holds_objects(std::string_view path);
+/// Throws Error that begins with `flag` if one of the files holds objects, where plain text is
+/// read.
+void check_holds_text(const char* flag, const std::vector<std::string>& paths);
+/// Whether a line holds nothing but white space, as between the lines of objects.
+bool is_blank(std::string_view line);
 
 /// Reads the documents of text files one after the other, in bounded memory. Files may be
 /// compressed (io::ByteReader). In a .jsonl, .ndjson or .json file each line is an object with a

@@ -19,7 +19,8 @@ constexpr std::chrono::seconds kHandOver{1};
 // Blocks of a kernel while other queues' kernels run: three queues take 96, and the smallest GPU of
 // a cluster has 108 multiprocessors (A100).
 constexpr int kBlocksBesideOthers = 32;
-constexpr int kPolls = 100;  // before it sleeps
+// A collective is taken over within microseconds, a connection within seconds.
+constexpr std::chrono::milliseconds kSpin{2};  // before it sleeps
 constexpr std::chrono::microseconds kPollSleep{200};
 
 // What a layer waits for goes first. The data lane's collectives have the priority of compute.
@@ -87,7 +88,7 @@ void NcclJob::fail(const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) return;
   failure_ = first.empty() ? why : first;
-  record_ends();
+  try_to_record_ends();
   if (recorder_ && !dump_folder_.empty()) recorder_->write(dump_folder_, rank_, failure_);
 }
 
@@ -153,7 +154,7 @@ cuda::nccl::Comm NcclJob::split(cuda::nccl::Comm world, int color, int key,
 // message between two.
 void NcclJob::wait_ready(cuda::nccl::Comm comm, const std::function<std::string()>& what) {
   const Clock::time_point begun = Clock::now();
-  for (int i = 0;; ++i) {
+  for (;;) {
     check_well();  // the watcher may have aborted the communicator while this thread slept
     try {
       if (cuda::nccl::ready(comm)) return;
@@ -161,10 +162,11 @@ void NcclJob::wait_ready(cuda::nccl::Comm comm, const std::function<std::string(
       check_well();
       check_system(false, "rank {}: nccl: {}", rank_, e.what());
     }
-    check_system(seconds(Clock::now() - begun) <= timeout_,
+    const Clock::duration waited = Clock::now() - begun;
+    check_system(seconds(waited) <= timeout_,
                  "{} did not end within {} s on rank {}: a rank did not come", what(), timeout_,
                  rank_);
-    if (i < kPolls)
+    if (waited < kSpin)
       std::this_thread::yield();
     else
       std::this_thread::sleep_for(kPollSleep);
@@ -213,9 +215,11 @@ void NcclJob::join(const Operation& op, bool host) {
 // Empty, or why the job has failed; or a collective that hangs.
 std::string NcclJob::look(std::optional<FlightEntry>& hanging) {
   if (std::string why = bootstrap_.failure(); !why.empty()) return why;
-  for (const cuda::nccl::Comm comm : comms_)
-    if (const std::string why = cuda::nccl::failure(comm); !why.empty())
-      return message("rank {}: nccl: {}", rank_, why);
+  // During a call the rank's own thread asks: NCCL allows only one at a time.
+  if (!calling_)
+    for (const cuda::nccl::Comm comm : comms_)
+      if (const std::string why = cuda::nccl::failure(comm); !why.empty())
+        return message("rank {}: nccl: {}", rank_, why);
   record_ends();
   const Slot* oldest = nullptr;
   for (const Slot& s : slots_)
@@ -232,6 +236,14 @@ void NcclJob::record_ends() {
       s.busy = false;
       if (recorder_) recorder_->ended(s.number, true);
     }
+}
+
+// After an illegal address, for example, every call to the device fails.
+void NcclJob::try_to_record_ends() {
+  try {
+    record_ends();
+  } catch (const Error&) {  // the first failure is the one to report
+  }
 }
 
 void NcclJob::watch() {
@@ -310,7 +322,7 @@ void NcclJob::finish() {
   std::unique_lock lock(mutex_);
   if (failure_.empty()) failure_ = others;
   if (!failure_.empty()) return abort_all(lock);
-  record_ends();
+  try_to_record_ends();
   try {
     for (const cuda::nccl::Comm comm : comms_) cuda::nccl::disconnect(comm);
   } catch (const Error&) {

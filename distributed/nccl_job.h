@@ -100,6 +100,7 @@ class NcclJob {
   void abort_all(std::unique_lock<std::mutex>& lock);
   std::string look(std::optional<FlightEntry>& hanging);
   void record_ends();
+  void try_to_record_ends();
   std::string diagnosis(const FlightEntry& hanging) const;
   std::string answer(const std::string& question) const;
 

@@ -37,7 +37,7 @@ struct SimulatedLink {
 struct WorldOptions {
   double timeout_s = 600;  ///< a collective that takes longer stops the job
   /// A process of a failed job ends if NCCL does not abort its collectives within this time.
-  double last_resort_s = 5;
+  double last_resort_s = 30;
   SimulatedLink link = {};
   std::optional<SimulatedLink> data_link = {};  ///< of Lane::data, if it uses another network
   /// Folder in which every rank writes its latest collectives (rank_<rank>.txt) when the job fails.

@@ -33,6 +33,8 @@ constexpr const char* kBeside[] = {"generation_config.json",
                                    "tokenizer_config.json",
                                    "tokenizer.json",
                                    "tokenizer.model",
+                                   "tekken.json",
+                                   "added_tokens.json",
                                    "vocab.json",
                                    "merges.txt",
                                    "chat_template.jinja"};

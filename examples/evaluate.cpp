@@ -8,7 +8,9 @@
 
 #include "weft/core/error.h"
 #include "weft/core/parallel.h"
+#include "weft/data/document_reader.h"
 #include "weft/data/text.h"
+#include "weft/distributed/hf_folder.h"
 #include "weft/examples/common/model_folder.h"
 #include "weft/examples/common/score.h"
 #include "weft/io/file.h"
@@ -31,6 +33,7 @@ struct Options {
 constexpr std::int64_t kDefaultSeq = 2048;
 
 void evaluate_text(const Options& o, const nn::Gpt& model, const tokenizer::Tokenizer& t) {
+  data::check_holds_text("--data", o.data);
   const std::vector<std::int32_t> tokens = t.encode(data::read_text(o.data));
   check(tokens.size() >= 2, "--data: must have at least 2 tokens, got {}", tokens.size());
   examples::check_tokens(tokens, model.config.vocab);
@@ -50,7 +53,7 @@ void evaluate_choices(const Options& o, const nn::Gpt& model, const tokenizer::T
   std::int64_t number = 0, questions = 0, right = 0, right_by_length = 0;
   for (std::string line; std::getline(file, line) && (o.limit == 0 || questions < o.limit);) {
     const std::string what = message("{} line {}", o.choices, ++number);
-    if (line.empty()) continue;
+    if (data::is_blank(line)) continue;
     const examples::Choice c = examples::choice_from(line, what);
     const examples::Chosen chosen = [&] {
       try {
@@ -87,6 +90,10 @@ int evaluate(const Options& o) {
   examples::ModelFolder found = examples::open_model_folder(o.model);
   check(o.seq <= found.config.seq, "--seq: must be at most the model's {}, got {}",
         found.config.seq, o.seq);
+  // Bytes would be other tokens to a model that learnt from a tokenizer's.
+  check(!o.tokenizer.empty() || !found.tokenizer.empty() || !distributed::is_hf_folder(o.model) ||
+            found.config.vocab <= found.text.tokenizer->vocab(),
+        "--model: '{}' holds no tokenizer that can be read; name one with --tokenizer", o.model);
   if (!o.tokenizer.empty()) found.text = examples::open_text_tokenizer(o.tokenizer);
   const tokenizer::Tokenizer& t = *found.text.tokenizer;
   const std::int64_t seq = o.seq ? o.seq : std::min(found.config.seq, kDefaultSeq);

@@ -75,7 +75,7 @@ class Conversion {
         text_(examples::open_text_tokenizer(o.tokenizer)),
         end_(end_token(*text_.tokenizer, o.end)),
         part_(part_of(o.part)),
-        files_(data::files_below(o.data)),
+        files_(files_of(o)),
         reader_(files_, {.field = o.field, .split = o.split}) {
     check(!o.resume || io::exists(progress_file()) || is_done(),
           "--resume: there is no '{}' to go on from", progress_file());
@@ -109,6 +109,19 @@ class Conversion {
   std::string progress_file() const { return options_.out + ".progress.json"; }
   bool is_done() const { return io::exists(options_.out + ".idx"); }
   int width() const { return MegatronWriter::width_for(text_.tokenizer->vocab()); }
+
+  // --out may lie in a folder of --data.
+  static std::vector<std::string> files_of(const Options& o) {
+    const auto plain = [](const std::string& path) {
+      return std::filesystem::path(path).lexically_normal();
+    };
+    std::vector<std::string> files = data::files_below(o.data);
+    for (const char* end :
+         {".progress.json", ".bin", ".idx", ".bin.part", ".lengths.part", ".documents.part"})
+      std::erase_if(files,
+                    [&](const std::string& file) { return plain(file) == plain(o.out + end); });
+    return files;
+  }
 
   // What a resumed conversion must have in common with the one before.
   io::Json settings() const {

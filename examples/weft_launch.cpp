@@ -12,6 +12,7 @@
 #include "weft/core/error.h"
 #include "weft/examples/common/rank_processes.h"
 #include "weft/train/command_line.h"
+#include "weft/train/interrupt.h"
 
 namespace weft::examples {
 namespace {
@@ -136,6 +137,7 @@ int supervise(const LaunchOptions& o, std::vector<std::string> command) {
 }
 
 int run(int argc, char** argv) {
+  train::outlive_readers();
   std::vector<std::string> words(argv + 1, argv + argc);
   const std::size_t program = program_in(words);
   LaunchOptions o;

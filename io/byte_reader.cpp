@@ -16,6 +16,12 @@ namespace weft::io {
 namespace {
 
 constexpr std::string_view kGzip("\x1f\x8b", 2), kZstd("\x28\xb5\x2f\xfd", 4);
+constexpr std::string_view kSkippable("\x2a\x4d\x18",
+                                      3);  // after 0x50 to 0x5f: a frame of zstd too
+constexpr std::pair<std::string_view, const char*> kOthers[] = {
+    {{"\xfd\x37\x7a\x58\x5a\x00", 6}, "xz"},
+    {{"\x04\x22\x4d\x18", 4}, "lz4"},
+    {{"BZh91AY&SY", 10}, "bzip2"}};
 constexpr std::size_t kInputBytes = 1 << 17;
 
 #if WEFT_WITH_ZLIB
@@ -108,12 +114,16 @@ std::unique_ptr<ByteReader::Decoder> zstd_for(const std::string& path) {
 }  // namespace
 
 ByteReader::ByteReader(const std::string& path) : file_(path) {
-  char bytes[4] = {};
+  char bytes[10] = {};
   const auto count = static_cast<std::size_t>(std::min<std::int64_t>(file_.size(), sizeof bytes));
   file_.read(0, bytes, static_cast<std::int64_t>(count));
   const std::string_view first(bytes, count);
   if (first.starts_with(kGzip)) decoder_ = gzip_for(path);
-  if (first == kZstd) decoder_ = zstd_for(path);
+  const bool skips = count > 4 && (bytes[0] & 0xf0) == 0x50 && first.substr(1, 3) == kSkippable;
+  if (first.starts_with(kZstd) || skips) decoder_ = zstd_for(path);
+  for (const auto& [begin, tool] : kOthers)
+    check(!first.starts_with(begin),
+          "read: '{}' is compressed by {}; use gzip or zstd, or decompress it", path, tool);
 }
 
 ByteReader::~ByteReader() = default;

@@ -171,6 +171,8 @@ FAULTS = [
     ("gpu_norm_missing_barrier", "cuda/row_plan.h",
      "    b = warp_sum(mine ? shared[lane][1] : R(0));\n    __syncthreads();\n",
      "    b = warp_sum(mine ? shared[lane][1] : R(0));\n", "emulated_(layer|rms)_norm"),
+    ("gpu_shared_memory_with_gaps", "cuda/device.h", "kSharedAlignment = 128;", "kSharedAlignment = 1024;",
+     "emulated_cross_entropy"),
     ("gpu_dropout_halves", "cuda/attention_dropout.h", "t % 2 ? low : high, 1", "t % 2 ? high : low, 1",
      "emulated_attention"),
     ("gpu_norm_forgets_sum", "cuda/norm_sums.h", "widen(to[c]) + total : total", "total : total",

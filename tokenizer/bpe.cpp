@@ -77,7 +77,7 @@ BpeTokenizer::BpeTokenizer(BpeParts parts, const std::string& what) : parts_(std
                "{}: has neither an unknown token nor all bytes, so that text would be lost", what);
   for (AddedToken& token : parts_.added) {
     check_added_text(token.text, what);
-    added_ids_.emplace(token.text, token.id);
+    added_ids_.emplace(parts_.text[static_cast<std::size_t>(token.id)], token.id);
     // White space alone cannot forge a mark.
     if (!token.special)
       token.always |= std::all_of(token.text.begin(), token.text.end(),

@@ -12,7 +12,7 @@
 namespace weft::train {
 namespace {
 
-constexpr std::int64_t kMostBytes = 1 << 20;
+constexpr std::int64_t kMostBytes = 16 << 20;  // a run may name 100,000 files
 
 std::string text_of(const toml::node& value, const std::string& key, const std::string& line) {
   if (const auto* v = value.as_string()) return v->get();
@@ -60,18 +60,24 @@ Arguments read_config(const std::string& path, const std::vector<std::string>& c
       check(name != asks, "--config: {}: '{}' is no setting", line, name);
     check(!value.is_table(), "--config: {}: settings stand at the top, without a table '{}'", line,
           name);
-    lines[flag] = line;
-    if (const auto* list = value.as_array()) {
+    // Either side may use another trainer's name for the flag.
+    const auto names_it = [&](const std::string& a) {
+      const std::string word = a.substr(0, a.find('='));
+      return our_name(word, {flag}) == flag || our_name(flag, {word}) == word;
+    };
+    // Of a flag with several values the command line's would otherwise be added to the file's.
+    const bool given = std::any_of(command_line.begin(), command_line.end(), names_it);
+    const auto add = [&](const toml::node& item) {
+      const std::string text = text_of(item, name, line);
+      if (!given) flags.push_back(flag + "=" + text);
+    };
+    const auto* const list = value.as_array();
+    if (list || !given) lines[flag] = line;
+    if (list) {
       lists[flag] = list->size();
-      // Either side may use another trainer's name for the flag.
-      const auto given = [&](const std::string& a) {
-        const std::string word = a.substr(0, a.find('='));
-        return our_name(word, {flag}) == flag || our_name(flag, {word}) == word;
-      };
-      if (list->empty() || std::any_of(command_line.begin(), command_line.end(), given)) continue;
-      for (const toml::node& item : *list) flags.push_back(flag + "=" + text_of(item, name, line));
+      for (const toml::node& item : *list) add(item);
     } else {
-      flags.push_back(flag + "=" + text_of(value, name, line));
+      add(value);
     }
   }
   Arguments out(std::move(flags));

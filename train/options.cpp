@@ -88,6 +88,8 @@ void Options::check() const {
   const Device device = Device::parse(machine.device);
   if (device.is_cuda()) cuda::check_device(device);
   if (machine.is_fp8()) fp8::check_device(device);
+  weft::check(!run.resume || !device.is_meta(), "--resume: needs a device that computes, got {}",
+              device);
   weft::check(!run.profile || !device.is_meta(), "--profile: needs a device that computes, got {}",
               device);
   weft::check(!run.profile || !machine.graph, "--profile: needs --graph off, got on");

@@ -113,7 +113,15 @@ RunFolder::Save RunFolder::save_best(TrainStep& step, const Task& task, const Ru
 
 double RunFolder::best_loss() const {
   constexpr double kNone = std::numeric_limits<double>::infinity();
-  const std::optional<io::Checkpoint> found = distributed::find_checkpoint(ranks_.host(), best());
+  std::optional<io::Checkpoint> found;
+  try {
+    found = distributed::find_checkpoint(ranks_.host(), best());
+  } catch (const io::FileError&) {
+    throw;
+  } catch (const Error& e) {  // it is damaged, and the run is not
+    if (ranks_.is_first())
+      log_line(message("{}; the next evaluation replaces it", std::string(e.what())));
+  }
   if (!found) return kNone;
   const io::Json state = io::Json::parse(found->state(), found->folder + "/state.json");
   const io::Json* const row = state.find("row");

@@ -56,6 +56,8 @@ Trainer::~Trainer() = default;
 
 int Trainer::fit(const data::Dataset& training, const data::Dataset* validation) {
   check(!loader_, "fit: may be called once; a Trainer is one run");
+  check(!options_.run.keep_best || validation,
+        "--keep-best: needs held-out data, got none; see --val-fraction and --val-data");
   if (ranks_.size() > 1 && !ranks_.device().is_meta()) {
     check_same_data(ranks_.host(), training, "training data");
     if (validation) check_same_data(ranks_.host(), *validation, "validation data");

@@ -97,17 +97,17 @@ const PanelKernels<float>& few_rows_kernels(std::int64_t m) {
   return m <= other.columns && other.columns < best.columns ? other : best;
 }
 
-PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, const PackedTile& tile) {
+PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, const PanelKernels<float>& kernels) {
   // The rows of b^T for a tile stay in L2 while all panels pass.
   constexpr std::int64_t kInner = 768;
-  const std::int64_t panels = ceil_div(m, tile.columns);
-  return {16 * tile.rows, panels * tile.columns, even_block(k, kInner, 4),
-          tile.packs_rows && strips_pay(panels)};
+  const std::int64_t panels = ceil_div(m, kernels.columns);
+  return {16 * kernels.rows, panels * kernels.columns, even_block(k, kInner, 4),
+          kernels.packs_rows && strips_pay(panels)};
 }
 
 std::size_t few_rows_bytes(std::int64_t m, std::int64_t k, const PackedBlocks& block,
-                           std::int64_t tile_rows) {
-  const std::int64_t strip = block.strips ? tile_rows * block.inner : 0;
+                           const PanelKernels<float>& kernels) {
+  const std::int64_t strip = block.strips ? kernels.rows * block.inner : 0;
   return sizeof(float) * static_cast<std::size_t>(block.columns * k + block.rows * m + strip);
 }
 

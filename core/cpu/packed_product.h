@@ -96,10 +96,10 @@ bool has_few_rows(const Product<T>& p) {
 
 /// The cut of product_of_few_rows(): its panels have `columns` columns in all, a block of c's
 /// transpose `rows` rows.
-PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, const PackedTile& tile);
-/// Its memory. `tile_rows`: of the kernels.
+PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, const PanelKernels<float>& kernels);
+/// Its memory.
 std::size_t few_rows_bytes(std::int64_t m, std::int64_t k, const PackedBlocks& block,
-                           std::int64_t tile_rows);
+                           const PanelKernels<float>& kernels);
 
 /// The kernels of product_of_few_rows(): so few rows fill the panels of AVX2, and half of a panel
 /// of AVX-512. The bits are the same.
@@ -152,9 +152,8 @@ void packed_product(const Product<T>& p, const T* bias, const After& after) {
   if constexpr (std::is_same_v<T, float>)
     if (has_few_rows(p)) {
       const PanelKernels<float>& narrow = few_rows_kernels(p.m);
-      const PackedBlocks few = few_rows_blocks(
-          p.m, p.k, {narrow.rows, narrow.columns, sizeof(float), false, narrow.packs_rows});
-      if (void* buffer = packing_buffer(few_rows_bytes(p.m, p.k, few, narrow.rows)))
+      const PackedBlocks few = few_rows_blocks(p.m, p.k, narrow);
+      if (void* buffer = packing_buffer(few_rows_bytes(p.m, p.k, few, narrow)))
         return product_of_few_rows(narrow, p, bias, after, few, buffer);
     }
   const PackedBlocks best = packed_blocks(

@@ -1,6 +1,7 @@
 #pragma once
 #include <bit>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 namespace weft {
@@ -18,13 +19,29 @@ constexpr float round_to_odd(double v) {
   return std::bit_cast<float>((too_large ? bits - 1 : bits) | 1u);
 }
 
-/// Converts v to To with one rounding. A float becomes an integer by truncation, a bool by != 0.
+/// The integer next to v toward 0; if To has none, its nearest integer, and 0 for NaN. C++ leaves
+/// these undefined, and processors differ in them.
+template <class To, class Float>
+constexpr To truncated(Float v) {
+  constexpr auto kLeast = std::numeric_limits<To>::lowest(), kMost = std::numeric_limits<To>::max();
+  constexpr Float kAbove = static_cast<Float>(kMost / 2 + 1) * 2;  // kMost + 1 exactly
+  if (v != v) return 0;
+  if (v >= kAbove) return kMost;
+  return v < static_cast<Float>(kLeast) ? kLeast : static_cast<To>(v);
+}
+
+/// Converts v to To with one rounding. A float becomes an integer by truncated(), a bool by != 0;
+/// an integer wraps around to a narrower one.
 template <class To, class From>
 constexpr To convert(From v) {
   if constexpr (std::is_same_v<To, From>)
     return v;
   else if constexpr (std::is_same_v<To, bool>)
     return static_cast<double>(v) != 0;
+  else if constexpr (std::is_integral_v<To> && std::is_same_v<From, double>)
+    return truncated<To>(v);
+  else if constexpr (std::is_integral_v<To> && !std::is_integral_v<From>)
+    return truncated<To>(static_cast<float>(v));
   else if constexpr (std::is_arithmetic_v<To>)
     return static_cast<To>(v);
   else if constexpr (std::is_same_v<From, double> || std::is_same_v<From, std::int32_t> ||

@@ -130,7 +130,7 @@ constexpr C apply(C a, C b) {
   } else if constexpr (op == BinaryOp::pow) {
     return std::pow(a, b);
   } else if constexpr (op == BinaryOp::relu_bwd) {
-    return a > C(0) ? b : C(0);
+    return a <= C(0) ? C(0) : b;  // keeps NaN
   } else if constexpr (op == BinaryOp::tanh_bwd) {
     return b * (C(1) - a * a);
   } else if constexpr (op == BinaryOp::sigmoid_bwd) {

@@ -35,7 +35,8 @@ void split(Comm parent, int color, int key, Comm& made);
 /// of collectives are in their streams. Does not wait. Throws the error that has occurred
 /// meanwhile.
 bool ready(Comm comm);
-/// Empty, or the error that has occurred meanwhile. Does not wait. Any thread may call it.
+/// Empty, or the error that has occurred meanwhile. Does not wait. Any thread may call it, except
+/// between another one's call and its ready().
 std::string failure(Comm comm);
 void disconnect(Comm comm);
 /// Aborts the operations in progress on this rank and destroys the communicator, for use when a

@@ -172,8 +172,8 @@ class Engine {
     char* at;
   };
   std::vector<Variable> variables_;
-  // Bytes with and without the gaps between variables; all beyond shared_top_ is poisoned.
-  std::size_t shared_top_ = 0, shared_used_ = 0;
+  std::size_t shared_top_ = 0;  // with gaps between variables; all beyond it is poisoned
+  std::size_t variable_bytes_ = 0, dynamic_bytes_ = 0;
   int count_ = 0, live_ = 0, warp_count_ = 0, warp_ = 0;
   std::uint32_t random_state_ = 1;
   void (*body_)(void*) = nullptr;

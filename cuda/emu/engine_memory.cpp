@@ -60,11 +60,15 @@ void* Engine::shared_variable(const void* key, std::size_t bytes, std::size_t al
   const Quiet quiet;
   for (const Variable& v : variables_)
     if (v.key == key) return v.at;
-  const std::size_t at = (shared_top_ + alignment - 1) / alignment * alignment;
-  shared_used_ = (shared_used_ + alignment - 1) / alignment * alignment + bytes;
-  const auto most = static_cast<std::size_t>(control.shared_bytes);
-  if (shared_used_ > most)
-    fail(message("a block must use at most {} bytes of shared memory, got {}", most, shared_used_));
+  const auto aligned = [&](std::size_t n) { return (n + alignment - 1) / alignment * alignment; };
+  const std::size_t at = aligned(shared_top_);
+  variable_bytes_ = aligned(variable_bytes_) + bytes;
+  // On a GPU the dynamic memory begins behind the variables, and its alignment is theirs.
+  const std::size_t most = static_cast<std::size_t>(control.shared_bytes),
+                    used = dynamic_bytes_ > 0 ? aligned(variable_bytes_) + dynamic_bytes_
+                                              : variable_bytes_;
+  if (used > most)
+    fail(message("a block must use at most {} bytes of shared memory, got {}", most, used));
   variables_.push_back({key, shared_ + at});
   shared_top_ = at + bytes + kRedZone;
   unpoison(shared_ + at, bytes);
@@ -84,7 +88,8 @@ void Engine::set_up_shared(std::size_t dynamic) {
   if (shared_top_ > dynamic) poison(shared_ + dynamic, shared_top_ - dynamic);
   variables_.clear();
   shared_top_ = dynamic + kRedZone;
-  shared_used_ = dynamic;
+  variable_bytes_ = 0;
+  dynamic_bytes_ = dynamic;
 }
 
 }  // namespace weft::emu

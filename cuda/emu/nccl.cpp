@@ -44,6 +44,7 @@ struct CommTag {
   std::atomic<bool> leaving{false};          // revoked or aborted
   std::atomic<int> kernels{0};               // that run now
   std::int64_t calls = 0;
+  std::atomic<std::thread::id> caller{};  // the thread between a call and its ready()
   std::mutex mutex;
   std::string error;
 
@@ -120,6 +121,7 @@ thread_local Group group;
 void launch(std::vector<Call> calls) {
   const Comm comm = calls.front().comm;
   const Stream stream = calls.front().stream;
+  comm->caller = std::this_thread::get_id();
   const NcclFault fault = comm->fault(calls.front().name, comm->calls++, calls.front().bytes);
   if (fault == NcclFault::block) {
     comm->in_progress = true;
@@ -243,6 +245,7 @@ void split(Comm parent, int color, int key, Comm& made) {
   ++emu::nccl_counts.splits;
   made = nullptr;
   parent->in_progress = true;
+  parent->caller = std::this_thread::get_id();
   if (parent->connecting.joinable()) parent->connecting.join();
   const NcclFault fault = parent->fault("ncclCommSplit", -1, 0);
   parent->connecting = std::thread([parent, own = Split{color, key, {}}, &made, fault] {
@@ -259,6 +262,7 @@ void split(Comm parent, int color, int key, Comm& made) {
 Comm connect(const Id& id, int rank, int size, int) {
   ++emu::nccl_counts.connects;
   const Comm comm = add_comm(id, rank, size);
+  comm->caller = std::this_thread::get_id();
   const NcclFault fault = comm->fault("ncclCommInitRankConfig", -1, 0);
   comm->connecting = std::thread([comm, fault] {
     if (fault == NcclFault::error) comm->fail(kNetwork);
@@ -273,7 +277,9 @@ Comm connect(const Id& id, int rank, int size, int) {
 
 bool ready(Comm comm) {
   if (const std::string why = failure(comm); !why.empty()) throw Error(why, Fault::system);
-  return !comm->in_progress;
+  if (comm->in_progress) return false;
+  comm->caller = std::thread::id();
+  return true;
 }
 
 void disconnect(Comm comm) {
@@ -283,7 +289,7 @@ void disconnect(Comm comm) {
   delete comm;
 }
 
-bool can_revoke() { return version() >= 22800; }
+bool can_revoke() { return version() >= 22809; }
 void revoke(Comm comm) { comm->leave(); }
 
 void abort(Comm comm) {
@@ -295,6 +301,9 @@ void abort(Comm comm) {
 }
 
 std::string failure(Comm comm) {
+  const std::thread::id caller = comm->caller;
+  if (caller != std::thread::id() && caller != std::this_thread::get_id())
+    comm->fail("two threads ask for the state of a communicator");
   const std::lock_guard lock(comm->mutex);
   return comm->error;
 }

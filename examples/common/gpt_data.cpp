@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "weft/core/error.h"
+#include "weft/data/document_reader.h"
 #include "weft/data/documents.h"
 #include "weft/data/mixture.h"
 #include "weft/data/packed_documents.h"
@@ -49,6 +50,7 @@ bool check_paths(const char* flag, const std::vector<std::string>& paths) {
   check(shards == 0 || shards == static_cast<std::ptrdiff_t>(paths.size()),
         "{}: must be text files or .bin files, got {} of {} with tokens", flag, shards,
         paths.size());
+  data::check_holds_text(flag, paths);
   return shards > 0;
 }
 
@@ -209,7 +211,8 @@ io::Json GptData::description() const {
 std::vector<std::string> split_list(const std::vector<std::string>& given) {
   std::vector<std::string> paths;
   for (const std::string& text : given) {
-    if (text.find(',') == std::string::npos || std::filesystem::exists(text)) {
+    std::error_code no_path;  // such as a list that is too long for one
+    if (text.find(',') == std::string::npos || std::filesystem::exists(text, no_path)) {
       paths.push_back(text);
       continue;
     }

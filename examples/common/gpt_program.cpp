@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "weft/core/error.h"
 #include "weft/core/parallel.h"
@@ -17,7 +18,10 @@
 #include "weft/examples/common/gpt_task.h"
 #include "weft/examples/common/sample.h"
 #include "weft/examples/common/text_tokenizer.h"
+#include "weft/io/checkpoint.h"
 #include "weft/io/file.h"
+#include "weft/io/json.h"
+#include "weft/train/config_file.h"
 #include "weft/train/launch.h"
 #include "weft/train/memory.h"
 #include "weft/train/terminal.h"
@@ -83,6 +87,8 @@ void print_warnings(const GptOptions& o, const GptData& data, std::int32_t highe
                                   : data.text->is_bytes() ? "the bytes tokenizer has"
                                                           : "the tokenizer has",
                                   grouped(used)));
+  if (o.run.eval_every > 0 && !data.validation)
+    print_fact("warning", "--eval-every: there are no held-out data to evaluate");
   if (const std::int64_t rows = data.training->size(); o.batch > rows)
     print_fact("warning", message("--batch {} is more than the {} rows of the data",
                                   grouped(o.batch), grouped(rows)));
@@ -102,11 +108,24 @@ double peak_flops(const GptOptions& o, int threads) {
   return measure_thread_flops() * threads;
 }
 
+// A resumed run has a copy in its checkpoints, should the folder that it began from be gone.
+TextTokenizer tokenizer_of(const GptOptions& o) {
+  const std::string config = o.out + "/config.toml", &path = o.data.tokenizer;
+  if (!o.run.resume || path == "bytes" || io::exists(path) || !io::exists(config))
+    return open_text_tokenizer(path);
+  const auto settings = train::settings_of(io::read_file(config));
+  const auto before = settings.find("tokenizer");
+  const auto found = before != settings.end() && before->second == path ? io::find_checkpoint(o.out)
+                                                                        : std::nullopt;
+  if (!found) return open_text_tokenizer(path);
+  return open_text_tokenizer(*found,
+                             io::Json::parse(found->state(), found->folder + "/state.json"));
+}
+
 }  // namespace
 
 int train_gpt(GptOptions options) {
-  options.data.opened =
-      std::make_shared<const TextTokenizer>(open_text_tokenizer(options.data.tokenizer));
+  options.data.opened = std::make_shared<const TextTokenizer>(tokenizer_of(options));
   if (options.model.vocab == 0) options.model.vocab = options.data.opened->tokenizer->vocab();
   options.data.files = split_list(options.data.files);
   options.data.val_files = split_list(options.data.val_files);

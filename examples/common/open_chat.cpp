@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "weft/core/error.h"
+#include "weft/data/document_reader.h"
 #include "weft/data/text.h"
 #include "weft/examples/common/folder_json.h"
 #include "weft/io/file.h"
@@ -58,7 +59,7 @@ Conversations read_conversations(const std::vector<std::string>& files,
     std::int64_t number = 0;
     for (std::string line; std::getline(lines, line);) {
       ++number;
-      if (line.empty()) continue;
+      if (data::is_blank(line)) continue;
       try {
         std::vector<tokenizer::ChatMessage> messages;
         const io::Json json = io::Json::parse(line);

@@ -177,6 +177,8 @@ void Ranks::start(int index) {
 void Ranks::become(int index, const Rank& r, int out, int err) {
   for (const int signal : kSignals)
     if (::signal(signal, SIG_DFL) == SIG_IGN) ::signal(signal, SIG_IGN);
+  for (const int signal : {SIGPIPE, SIGXFSZ})
+    ::signal(signal, SIG_DFL);  // the launcher ignores them
   for (const char* name : kForeign) unsetenv(name);
   const auto set = [](const char* name, const std::string& value) {
     setenv(name, value.c_str(), 1);

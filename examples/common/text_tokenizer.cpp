@@ -30,8 +30,10 @@ TextTokenizer open_text_tokenizer(const std::string& path) {
   try {
     const std::string file = tokenizer::file_of(path);
     tokenizer::check_size(file);
-    return read_text_tokenizer(file,
-                               "tokenizer" + std::filesystem::path(file).extension().string());
+    // Other programs know what a file holds by its name.
+    const std::filesystem::path name = std::filesystem::path(file).filename();
+    return read_text_tokenizer(
+        file, name == "tekken.json" ? "tekken.json" : "tokenizer" + name.extension().string());
   } catch (const Error& e) {
     throw Error(message("--tokenizer: {}", std::string(e.what())), Fault::user);
   }

@@ -1,12 +1,15 @@
-// Values, broadcasting, dtypes, devices and messages; gradients are in test_elementwise_grad.cpp.
+// Values, broadcasting, dtypes, devices and messages. Gradients are in test_elementwise_grad.cpp,
+// comparisons in test_elementwise_compare.cpp, integers in test_elementwise_integers.cpp.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
-#include <limits>
+#include <string>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
 #include "weft/core/parallel.h"
+#include "weft/tests/elementwise_support.h"
 #include "weft/tests/support.h"
 
 namespace weft::elementwise_test {
@@ -17,25 +20,6 @@ namespace {
 
 const DType kFloats[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 const Shape kShapes[] = {{}, {1}, {17}, {1, 5}, {3, 5}, {2, 3, 7}, {4, 1025}, {0, 4}, {3, 0}};
-constexpr double kInf = std::numeric_limits<double>::infinity();
-const double kNan = std::nan("");
-
-// y[i] = f(x[i]) element by element, by definition.
-template <class F>
-Tensor map(const Tensor& x, F f) {
-  Tensor y = Tensor::empty(x.shape(), DType::f64);
-  std::vector<double> v(static_cast<std::size_t>(x.numel()));
-  x.copy_to(v);
-  for (std::size_t i = 0; i < v.size(); ++i) y.data<double>()[i] = f(v[i]);
-  return y;
-}
-template <class F>
-Tensor map(const Tensor& a, const Tensor& b, F f) {
-  std::vector<double> v(static_cast<std::size_t>(b.numel()));
-  b.copy_to(v);
-  std::size_t i = 0;
-  return map(a, [&](double x) { return f(x, v[i++]); });
-}
 
 struct Unary {
   const char* name;
@@ -111,20 +95,6 @@ const Binary kBinary[] = {
     {"maximum", maximum, [](double a, double b) { return a < b ? b : a; }},
 };
 
-struct Comparison {
-  Tensor (*op)(const Tensor&, const Tensor&);
-  Tensor (*with_number)(const Tensor&, double);
-  bool (*definition)(double, double);
-};
-const Comparison kComparisons[] = {
-    {eq, eq, [](double a, double b) { return a == b; }},
-    {ne, ne, [](double a, double b) { return a != b; }},
-    {lt, lt, [](double a, double b) { return a < b; }},
-    {le, le, [](double a, double b) { return a <= b; }},
-    {gt, gt, [](double a, double b) { return a > b; }},
-    {ge, ge, [](double a, double b) { return a >= b; }},
-};
-
 }  // namespace
 
 TEST_CASE("elementwise: unary ops follow the definition for every dtype, shape and layout") {
@@ -183,152 +153,6 @@ TEST_CASE("elementwise: transposed and sliced operands") {
   CHECK(mismatch(exp(part), map(part.clone(), [](double x) { return std::exp(x); }), 1e-15) == "");
 }
 
-TEST_CASE("elementwise: comparisons take every numeric dtype and bool") {
-  for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::i64,
-                        DType::u8, DType::boolean}) {
-    const Tensor a = Tensor::of({0, 1, 2, 3, 1, 0}, {2, 3}, t);
-    const Tensor b = Tensor::of({1, 1, 0, 3, 2, 0}, {2, 3}, t);
-    CAPTURE(name(t));
-    for (const Comparison& c : kComparisons) {
-      const Tensor got = c.op(a, b);
-      CHECK(got.dtype() == DType::boolean);
-      CHECK(mismatch(got, map(a, b, c.definition), 0) == "");
-      CHECK(mismatch(c.with_number(a, 1), map(a, [&](double x) { return c.definition(x, 1); }),
-                     0) == "");
-    }
-  }
-  const Tensor i = Tensor::of({2, 3}, {2}, DType::i64);
-  CHECK(mismatch(lt(i, 2.5), Tensor::of({1, 0}, {2}), 0) == "");  // not truncated to 2
-  const Tensor tenth = Tensor::full({1}, 0.1, DType::f32);
-  CHECK(eq(tenth, 0.1).item() == 1);  // the number is rounded to the tensor's dtype
-  const Tensor nan = Tensor::full({1}, kNan);
-  CHECK(ne(nan, nan).item() == 1);
-  CHECK(eq(nan, nan).item() == 0);
-}
-
-TEST_CASE("elementwise: integers add, subtract, multiply, compare and wrap around") {
-  for (const DType t : {DType::i32, DType::i64, DType::u8}) {
-    CAPTURE(name(t));
-    const Tensor a = Tensor::of({5, 7, 9}, {3}, t), b = Tensor::of({5, 2, 3}, {3}, t);
-    CHECK(test::different_bits(a + b, Tensor::of({10, 9, 12}, {3}, t)) == "");
-    CHECK(test::different_bits(a - b, Tensor::of({0, 5, 6}, {3}, t)) == "");
-    CHECK(test::different_bits(a * b, Tensor::of({25, 14, 27}, {3}, t)) == "");
-    CHECK(test::different_bits(minimum(a, b), Tensor::of({5, 2, 3}, {3}, t)) == "");
-    CHECK(test::different_bits(maximum(a, b), Tensor::of({5, 7, 9}, {3}, t)) == "");
-    CHECK(test::different_bits(a * 3 + 1, Tensor::of({16, 22, 28}, {3}, t)) == "");
-    CHECK(test::different_bits(clamp(a, 6, 8), Tensor::of({6, 7, 8}, {3}, t)) == "");
-  }
-  const Tensor largest = Tensor::of({2147483647}, {1}, DType::i32);
-  CHECK((largest + 1).item() == -2147483648.0);
-  CHECK(test::different_bits(abs(Tensor::of({-4, 4}, {2}, DType::i64)),
-                             Tensor::of({4, 4}, {2}, DType::i64)) == "");
-  CHECK(neg(Tensor::of({1}, {1}, DType::u8)).item() == 255);
-  CHECK((Tensor::of({1}, {1}, DType::u8) + -3.0).item() == 254);
-  CHECK((Tensor::of({1}, {1}, DType::u8) * -255.0).item() == 1);
-  CHECK((largest + 2147483647.0).item() == -2);
-}
-
-TEST_CASE("elementwise: a number that the integer dtype cannot represent is refused") {
-  struct Range {
-    DType dtype;
-    const char* text;
-    double low, high;
-  };
-  for (const Range& r :
-       {Range{DType::i32, "[-2147483648, 2147483647]", -0x1p31, 0x1p31 - 1},
-        Range{DType::i64, "[-9223372036854775808, 9223372036854775807]", -0x1p63, 0x1p63 - 1024},
-        Range{DType::u8, "[-255, 255]", -255, 255}}) {
-    CAPTURE(name(r.dtype));
-    const Tensor x = Tensor::of({1, 2}, {2}, r.dtype);
-    const auto refused = [&](const char* op, double v, auto f) {
-      CAPTURE(v);
-      CHECK(error_of([&] { f(v); }) == message("{}: the number must be in {} for a tensor of {}, "
-                                               "got {}",
-                                               op, r.text, r.dtype, v));
-    };
-    for (const double v : {kInf, -kInf, 1e300, -1e300, 2 * r.high + 2, 2 * r.low - 2}) {
-      refused("add", v, [&](double n) { x + n; });
-      refused("sub", v, [&](double n) { x - n; });
-      refused("sub", v, [&](double n) { n - x; });
-      refused("mul", v, [&](double n) { x* n; });
-      refused("mul_", v, [&](double n) { x.clone().mul_(n); });
-      refused("add_", v, [&](double n) { x.clone().add_(x, n); });
-    }
-    for (const double v : {kNan, 0.5, -2.5})
-      for (const std::string& text :
-           {error_of([&] { x + v; }), error_of([&] { maximum(x, v); }),
-            error_of([&] { minimum(x, v); }), error_of([&] { x.clone().mul_(v); })})
-        CHECK(text.ends_with(
-            message(": the number must be whole for a tensor of {}, got {}", r.dtype, v)));
-    CHECK(error_of([&] { x + r.high; }) == "no error");
-    CHECK(error_of([&] { x* r.low; }) == "no error");
-  }
-}
-
-TEST_CASE("elementwise: a bound that excludes an integer dtype's whole range is refused") {
-  const Tensor x = Tensor::of({1, 200}, {2}, DType::u8);
-  const std::string text = "a tensor of u8 must have a number from ";
-  CHECK(error_of([&] { maximum(x, 256); }) ==
-        "maximum: " + text + "256 to inf, its range is [0, 255]");
-  CHECK(error_of([&] { maximum(x, kInf); }) ==
-        "maximum: " + text + "inf to inf, its range is [0, 255]");
-  CHECK(error_of([&] { minimum(x, -1); }) ==
-        "minimum: " + text + "-inf to -1, its range is [0, 255]");
-  CHECK(error_of([&] { clamp(x, 300, 400); }) ==
-        "clamp: " + text + "300 to 400, its range is [0, 255]");
-  CHECK(error_of([&] { clamp(x, -9, -1); }) ==
-        "clamp: " + text + "-9 to -1, its range is [0, 255]");
-  CHECK(error_of([&] { clamp(x.to(DType::i64), 1e300, kInf); }) ==
-        "clamp: a tensor of i64 must have a number from 1e+300 to inf, its range is "
-        "[-9223372036854775808, 9223372036854775807]");
-  CHECK(test::different_bits(maximum(x, 255), Tensor::full({2}, 255, DType::u8)) == "");
-  CHECK(test::different_bits(clamp(x, -kInf, 100), Tensor::of({1, 100}, {2}, DType::u8)) == "");
-}
-
-TEST_CASE("elementwise: integers compare exactly with any number") {
-  const std::int64_t big = std::int64_t{1} << 53;
-  const std::int64_t values[] = {INT64_MIN, -big - 1, -big, -1, 0, 1, 2, big, big + 1, INT64_MAX};
-  const Tensor x = Tensor::from<std::int64_t>(values, {10});
-  for (const double v : {-kInf, -1e300, -0x1p63, -0x1p53, -1.5, -1.0, -0.0, 0.5, 1.0, 0x1p53,
-                         0x1p53 + 2, 0x1p63, 1e300, kInf, kNan})
-    for (const Comparison& c : kComparisons) {
-      CAPTURE(v);
-      const Tensor got = c.with_number(x, v);
-      for (std::size_t i = 0; i < 10; ++i) {
-        // long double represents every i64 and every double.
-        const auto a = static_cast<long double>(values[i]), b = static_cast<long double>(v);
-        const bool want = std::isnan(v)
-                              ? c.op == static_cast<Tensor (*)(const Tensor&, const Tensor&)>(ne)
-                              : c.definition(a > b ? 1 : 0, a < b ? 1 : 0);
-        CHECK(got.data<bool>()[i] == want);
-      }
-    }
-  for (const DType t : {DType::u8, DType::i32, DType::boolean}) {
-    CAPTURE(name(t));
-    const Tensor y = Tensor::of({0, 1}, {2}, t);
-    for (const double v : {-kInf, -0.5, 0.0, 0.5, 1.0, 1.5, 256.0, 0x1p31, kInf})
-      for (const Comparison& c : kComparisons) {
-        CAPTURE(v);
-        CHECK(test::values(c.with_number(y, v)) ==
-              std::vector<double>{double(c.definition(0, v)), double(c.definition(1, v))});
-      }
-  }
-}
-
-TEST_CASE("elementwise: bounds outside an integer dtype's range are accepted") {
-  for (const DType t : {DType::i32, DType::i64, DType::u8}) {
-    CAPTURE(name(t));
-    const Tensor x = Tensor::of({1, 5}, {2}, t);
-    for (const double far : {1e30, kInf}) {
-      CHECK(test::different_bits(clamp(x, -far, far), x) == "");
-      CHECK(test::different_bits(clamp(x, -1, 4), Tensor::of({1, 4}, {2}, t)) == "");
-      CHECK(test::different_bits(minimum(x, far), x) == "");
-      CHECK(test::different_bits(maximum(x, -far), x) == "");
-      CHECK(test::different_bits(maximum(x, -1), x) == "");
-    }
-  }
-}
-
 TEST_CASE("elementwise: rounding goes to the even one of two, and leaves whole numbers") {
   for (const DType t : kFloats) {
     const Tensor x = Tensor::of({-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 7}, {7}, t);
@@ -351,34 +175,6 @@ TEST_CASE("elementwise: log1p and expm1 keep the digits of small numbers") {
     const Tensor x = Tensor::of({1e-20, -1e-20}, {2}, t);
     CHECK(test::different_bits(log1p(x), x) == "");
     CHECK(test::different_bits(expm1(x), x) == "");
-  }
-}
-
-TEST_CASE("elementwise: comparison operators take numbers on either side") {
-  const Tensor x = Tensor::of({1, 2, 3}, {3});
-  const auto are = [](const Tensor& mask, const std::vector<double>& want) {
-    return mask.dtype() == DType::boolean && test::values(mask) == want;
-  };
-  CHECK(are(x < 2, {1, 0, 0}));
-  CHECK(are(x <= 2, {1, 1, 0}));
-  CHECK(are(x > 2, {0, 0, 1}));
-  CHECK(are(x >= 2, {0, 1, 1}));
-  CHECK(are(x == 2, {0, 1, 0}));
-  CHECK(are(x != 2, {1, 0, 1}));
-  CHECK(are(2 < x, {0, 0, 1}));
-  CHECK(are(2 <= x, {0, 1, 1}));
-  CHECK(are(2 > x, {1, 0, 0}));
-  CHECK(are(2 >= x, {1, 1, 0}));
-  CHECK(are(2 == x, {0, 1, 0}));
-  CHECK(are(2 != x, {1, 0, 1}));
-}
-
-TEST_CASE("elementwise: where copies any dtype unchanged") {
-  const Tensor c = Tensor::of({1, 0, 1}, {3}, DType::boolean);
-  for (int i = 0; i < kDTypes; ++i) {
-    const auto t = static_cast<DType>(i);
-    const Tensor a = Tensor::of({1, 1, 0}, {3}, t), b = Tensor::of({0, 0, 1}, {3}, t);
-    CHECK(test::different_bits(where(c, a, b), Tensor::of({1, 0, 0}, {3}, t)) == "");
   }
 }
 
@@ -508,30 +304,6 @@ TEST_CASE("elementwise: errors name the rule and the values") {
   CHECK(error_of([&] { (leaf * 2).add_(leaf); }) ==
         "add_: cannot change a tensor that is part of a recording; use the out-of-place op, or a "
         "NoGradGuard, got shape [2]");
-}
-
-TEST_CASE("elementwise: where and masked_fill with numbers") {
-  const Tensor mask = Tensor::of({1, 0, 1}, {3}, DType::boolean);
-  for (const DType t :
-       {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::i64, DType::u8}) {
-    const Tensor x = Tensor::of({1, 2, 3}, {3}, t);
-    CHECK(test::different_bits(where(mask, x, 7), Tensor::of({1, 7, 3}, {3}, t)) == "");
-    CHECK(test::different_bits(where(mask, 7, x), Tensor::of({7, 2, 7}, {3}, t)) == "");
-    CHECK(test::different_bits(masked_fill(x, mask, 7), where(mask, 7, x)) == "");
-  }
-  const Tensor wide = Tensor::ones({2, 3});
-  CHECK(masked_fill(wide, mask, -kInf).shape() == Shape{2, 3});
-  CHECK(error_of([&] { masked_fill(mask, wide, 0); }) == "masked_fill: mask must be bool, got f32");
-  CHECK(error_of([&] {
-          masked_fill(wide, mask.view({3, 1}), 0);
-        }) == "masked_fill: shapes must broadcast, got [2, 3] and [3, 1]");
-  CHECK(error_of([&] {
-          masked_fill(wide[0], mask.expand({2, 3}), 0);
-        }) == "masked_fill: mask must broadcast to x's shape [3], got [2, 3]");
-  CHECK(error_of([&] { masked_fill(wide, Tensor(), 0); }) ==
-        "masked_fill: mask must be a tensor, got a null handle");
-  CHECK(error_of([&] { where(mask, wide.to(DType::i64), 0.5); }) ==
-        "where: the number must be whole for a tensor of i64, got 0.5");
 }
 
 }  // namespace weft::elementwise_test

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/reduce.h"
@@ -181,8 +182,10 @@ TEST_CASE("elementwise: kernels accept an expanded cotangent") {
 }
 
 TEST_CASE("elementwise: subgradients at kinks and ties") {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   CHECK(gradient_at(abs, 0).item() == 0);
   CHECK(gradient_at(relu, 0).item() == 0);
+  CHECK(gradient_at(relu, kNan).item() == 1);  // as the result is a NaN too
   CHECK(gradient_at([](const Tensor& x) { return leaky_relu(x, 0.25); }, 0).item() == 0.25);
   CHECK(gradient_at([](const Tensor& x) { return elu(x, 1.5); }, 0).item() == 1.5);
   CHECK(gradient_at([](const Tensor& x) { return elu(x); }, 1e4).item() == 1);

@@ -143,7 +143,8 @@ def learning_to_answer(folder):
     file = marked(folder)
     data = pathlib.Path(folder) / "chats.jsonl"
     data.write_text("".join(json.dumps({"messages": [{"role": "user", "content": f"{i * 7919} {WORDS[i % 20]} {i}"},
-                                                     {"role": "assistant", "content": "a mat"}]}) + "\n" for i in range(60)))
+                                                     {"role": "assistant", "content": "a mat"}]}) + "\n" for i in range(60))
+                    + " \r\n")
     flags = ["--data", data, "--tokenizer", file, "--seq", 64, "--batch", 4, "--lr", 1e-2, "--layers", 1, "--heads", 2, "--dim", 32,
              "--log-every", 1000]
     done = train(*flags, "--chat", "auto", "--steps", 40, "--eval-every", 40, "--out", f"{folder}/run")

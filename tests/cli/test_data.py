@@ -87,6 +87,18 @@ def conversion_resumes(folder):
     refused(run("tokenize", *args), 2, "--out:", "cut.idx", "exists already")
 
 
+def output_inside_the_data(folder):
+    """The files that a conversion writes are none of those that it reads, also when it goes on."""
+    root = corpus(folder)
+    args = ["--data", root, "--tokenizer", tokenizer(folder), "--out", f"{root}/../corpus/cut"]
+    refused(run("tokenize", *args, env={"WEFT_TEST_DISK_FULL_AFTER": "5000"}), 1, "No space left")
+    train(*args, "--resume", program="tokenize")
+    for end in (".bin", ".idx"):
+        (root / f"cut{end}").rename(f"{folder}/cut{end}")
+    whole, _ = tokenized(folder, "whole")
+    assert pair(f"{folder}/cut") == pair(whole)
+
+
 def other_settings_do_not_resume(folder):
     args = ["--data", corpus(folder), "--tokenizer", tokenizer(folder), "--out", f"{folder}/cut"]
     refused(run("tokenize", *args, env={"WEFT_TEST_DISK_FULL_AFTER": "5000"}), 1, "No space left")
@@ -194,5 +206,5 @@ def files_larger_than_memory(folder):
     assert done.returncode == 0, done.stderr
 
 
-main([texts_become_documents, conversion_resumes, other_settings_do_not_resume, wrong_texts, trains_on_an_index,
+main([texts_become_documents, conversion_resumes, output_inside_the_data, other_settings_do_not_resume, wrong_texts, trains_on_an_index,
       mixtures, other_contents_do_not_resume, hostile_indices, files_larger_than_memory])

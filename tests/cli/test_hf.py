@@ -4,7 +4,7 @@ import json
 import pathlib
 import shutil
 
-from support import main, metrics, refused, run, text, train
+from support import SMALL, main, metrics, refused, run, text, train
 
 FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures/hf"
 
@@ -54,6 +54,18 @@ def training_goes_on(folder):
     train("--from", f"{folder}/out0", "--to", f"{folder}/trained", program="convert")
     config = json.loads((pathlib.Path(folder) / "trained/config.json").read_text())
     assert config["model_type"] == "qwen2" and config["max_position_embeddings"] == 32, config
+
+
+def a_folder_without_a_tokenizer(folder):
+    """Bytes are no tokens of a model that has more of them."""
+    bare = pathlib.Path(folder) / "bare"
+    train("--data", text(folder), "--vocab", "300", "--out", f"{folder}/t.json", program="train_tokenizer")
+    train("--data", text(folder), "--tokenizer", f"{folder}/t.json", "--out", f"{folder}/run", "--steps", 1, *SMALL)
+    train("--from", f"{folder}/run", "--to", bare, program="convert")
+    (bare / "tokenizer.json").unlink()
+    ask = ["--model", bare, "--data", text(folder)]
+    refused(run("evaluate", *ask), 2, "--model: '", "holds no tokenizer that can be read; name one with --tokenizer")
+    train(*ask, "--tokenizer", f"{folder}/t.json", program="evaluate")
 
 
 def gguf_files(folder):
@@ -106,4 +118,4 @@ def wrong_folders(folder):
     refused(run("generate", "--model", damaged), 2, "model.safetensors")
 
 
-main([there_and_back, the_same_text, training_goes_on, gguf_files, wrong_folders])
+main([there_and_back, the_same_text, training_goes_on, a_folder_without_a_tokenizer, gguf_files, wrong_folders])

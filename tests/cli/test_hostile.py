@@ -69,8 +69,8 @@ def pipes_devices_and_folders(folder):
     refused(limited("train_gpt", *base(folder), "--weights", "/dev/zero"), 1, "/dev/zero", "device")
     refused(limited("train_gpt", *base(folder), "--weights", folder), 2, "neither a Hugging Face folder")
     large = pathlib.Path(folder) / "large.toml"
-    large.write_bytes(b"#" * (2 << 20))
-    refused(limited("train_gpt", *base(folder), "--config", large), 2, "large.toml", "1048576")
+    large.write_bytes(b"#" * (17 << 20))
+    refused(limited("train_gpt", *base(folder), "--config", large), 2, "large.toml", "16777216")
     train(*base(folder))
     step = pathlib.Path(folder) / "run/checkpoints/step_00000002"
     for name in ("model-r000.safetensors", "state.json", "manifest.json"):

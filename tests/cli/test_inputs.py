@@ -3,6 +3,7 @@ adapters of other models, values that are not finite, output that is lost."""
 import json
 import pathlib
 import resource
+import shutil
 import struct
 import subprocess
 
@@ -63,6 +64,58 @@ def lists_belong_to_flags_that_take_them(folder):
     config.write_text("save-every = []\n")
     refused(run("train_gpt", *base(folder), "--config", config), 2, "--save-every: takes one value, got a list of 0")
     refused(run("train_gpt", *base(folder), "--resume="), 2, "--resume: takes no value, got ''")
+
+
+def a_flag_replaces_the_list_of_the_file(folder):
+    config = pathlib.Path(folder) / "c.toml"
+    for old in ('"old.txt"', '["old.txt", "older.txt"]'):
+        config.write_text(f"data = {old}\nsteps = 7\n")
+        asked = settings("train_gpt", "--config", config, "--data", "new.txt", "--steps", "8")
+        assert asked["data"] == '["new.txt"]' and asked["steps"] == "8", asked
+        assert settings("train_gpt", "--config", config)["data"] == (old if old[0] == "[" else f"[{old}]")
+
+
+def texts_of_other_kinds(folder):
+    """A list that is too long for a path, objects where text is read, and blank lines between objects."""
+    names = ",".join(f"shards/train_{i:04}.txt" for i in range(400))
+    refused(run("train_gpt", "--data", names, "--out", f"{folder}/run", *SMALL), 2, "train_0000.txt")
+    objects = pathlib.Path(folder) / "o.jsonl"
+    objects.write_text("".join(json.dumps({"text": text, "body": "x"}) + "\r\n\r\n" for text in ("the cat sat " * 50,) * 2))
+    for flags in (["--data", objects], ["--data", text(folder), "--val-data", objects]):
+        refused(run("train_gpt", *flags, "--out", f"{folder}/run", *SMALL), 2, f"{flags[-2]}: '", "tokenize")
+    made = []
+    for name, data in (("a", objects), ("b", pathlib.Path(folder) / "o.txt")):
+        if name == "b":
+            data.write_text("the cat sat " * 50)
+        train("--data", data, "--vocab", "300", "--out", f"{folder}/{name}.json", program="train_tokenizer")
+        made.append(json.loads(pathlib.Path(f"{folder}/{name}.json").read_text()))
+    assert made[0]["model"]["merges"] == made[1]["model"]["merges"], made
+    assert train("--data", objects, "--field", "body", "--vocab", "300", "--out", f"{folder}/c.json",
+                 program="train_tokenizer").stdout.startswith(f"wrote {folder}/c.json: 257 tokens")
+    train("--data", text(folder), "--out", f"{folder}/run", "--steps", "1", *FEW)
+    refused(run("evaluate", "--model", f"{folder}/run", "--data", objects), 2, "--data: '", "tokenize")
+    objects.write_bytes(b'{"context": "the cat", "choices": ["sat", "x"], "answer": 0}\r\n\r\n \r\n')
+    assert "questions        1\n" in train("--model", f"{folder}/run", "--choices", objects, program="evaluate").stdout
+
+
+def what_a_run_needs_to_go_on(folder):
+    """Neither the tokenizer of the model that it began with, nor a best checkpoint that is intact."""
+    words = text(folder)
+    train("--data", words, "--vocab", "300", "--out", f"{folder}/t.json", program="train_tokenizer")
+    train("--data", words, "--tokenizer", f"{folder}/t.json", "--out", f"{folder}/first", "--steps", "1", *FEW)
+    on = ["--out", f"{folder}/run", "--keep-best", "--eval-every", "1"]
+    train("--data", words, "--init", f"{folder}/first", "--steps", "2", "--batch", "2", *on)
+    shutil.rmtree(f"{folder}/first")
+    file, = pathlib.Path(f"{folder}/run/best/checkpoints").glob("*/model-r000.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    done = train(*on, "--resume", "--steps", "4")
+    assert "the next evaluation replaces it" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert len(metrics(f"{folder}/run")) == 4
+    train("--checkpoint", f"{folder}/run/best", "--prompt", "the", "--tokens", "2", program="generate")
+    refused(run("train_gpt", "--out", f"{folder}/run", "--resume", "--steps", "5", "--tokenizer", "gone.json"), 2,
+            "--tokenizer: must be 'bytes', or a tokenizer's file or folder, got 'gone.json'")
 
 
 def ruined_weights_are_not_saved(folder):
@@ -164,10 +217,12 @@ def a_limit_of_file_sizes_ends_with_a_line(folder):
 
 def settings_that_need_others(folder):
     refused(run("train_gpt", *base(folder), "--etp", "2"), 2, "--etp: needs --experts")
+    refused(run("train_gpt", *base(folder), "--val-fraction", "0", "--keep-best"), 2, "--keep-best: needs held-out data")
     train(*base(folder, "--pattern", "aad"))  # more letters than the model has layers
 
 
 main([texts_are_taken_as_they_are, numbers_are_decimal, lists_belong_to_flags_that_take_them,
+      a_flag_replaces_the_list_of_the_file, texts_of_other_kinds, what_a_run_needs_to_go_on,
       ruined_weights_are_not_saved, not_a_number_has_no_score, other_weights_are_noticed, token_files_are_no_texts,
       lost_output_is_an_error, a_limit_of_file_sizes_ends_with_a_line,
       settings_that_need_others])

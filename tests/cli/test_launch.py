@@ -80,6 +80,19 @@ def logs(folder):
         assert sorted(lines) == [f"err {r}"] * 2 + [f"out {r}"] * 2, lines
 
 
+def outlives_its_reader(folder):
+    """A closed output ends neither the launcher nor the run, and the ranks have signals as usual."""
+    process = subprocess.Popen(
+        command(2, BIN / "train_gpt", *base(folder, "run", "--log-every", "1"), flags=("--log-dir", f"{folder}/logs")),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=60) == 0, errors
+    done = launch(1, "bash", "-c", "kill -PIPE $$; echo survived")
+    assert done.returncode == 141 and "survived" not in done.stdout, done
+
+
 def stops(folder, name, *signals, group=False, gap_s=0.005, handler=signal.SIG_DFL):
     process = subprocess.Popen(
         command(2, BIN / "train_gpt", "--data", text(folder), "--out", f"{folder}/{name}", *SMALL, "--threads", "1",
@@ -234,6 +247,6 @@ def page(folder):
 
 
 if __name__ == "__main__":
-    main([wrong_use, environment_and_status, logs, signals, starts_again, starts_again_on_each_machine, does_not_start_again,
+    main([wrong_use, environment_and_status, logs, outlives_its_reader, signals, starts_again, starts_again_on_each_machine, does_not_start_again,
           a_mistake_on_one_rank_does_not_start_again,
           with_fewer_ranks, page])

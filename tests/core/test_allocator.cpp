@@ -1,23 +1,24 @@
+// Blocks and the cache: sizes, reuse, and what goes back to the system.
 #include <doctest/doctest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
-#include <thread>
+#include <string>
+#include <vector>
 
 #include "weft/core/allocator.h"
-#include "weft/core/memory_domain.h"
+#include "weft/tests/allocator_support.h"
 #include "weft/tests/count_new.h"
 #include "weft/tests/support.h"
 
 namespace weft::allocator_test {
 namespace {
-
-constexpr std::int64_t kMiB = 1 << 20;
-
-Tensor block(std::int64_t bytes) { return Tensor::empty({bytes}, DType::u8); }
 
 void touch(const Tensor& t) {
   auto* p = static_cast<volatile char*>(t.raw());
@@ -142,95 +143,6 @@ TEST_CASE("allocator: live blocks never overlap") {
   }
 }
 
-TEST_CASE("allocator: counters are exact") {
-  const std::int64_t size = 3 * kMiB, held = size_class_bytes(size);
-  release_cached_memory();
-  reset_peak();
-  const MemoryStats start = memory_stats();
-  CHECK(start.cached_bytes == 0);
-  CHECK(start.peak_bytes == start.live_bytes);
-  {
-    const Tensor a = block(size);
-    const Tensor b = block(size);
-    MemoryStats now = memory_stats();
-    CHECK(now.misses == start.misses + 2);
-    CHECK(now.hits == start.hits);
-    CHECK(now.system_allocs == start.system_allocs + 2);
-    CHECK(now.live_bytes == start.live_bytes + 2 * held);
-    CHECK(now.cached_bytes == 0);
-  }
-  MemoryStats now = memory_stats();
-  CHECK(now.live_bytes == start.live_bytes);
-  CHECK(now.cached_bytes == 2 * held);
-  CHECK(now.peak_bytes == start.live_bytes + 2 * held);
-  {
-    const Tensor c = block(size);
-    now = memory_stats();
-    CHECK(now.hits == start.hits + 1);
-    CHECK(now.misses == start.misses + 2);
-    CHECK(now.cached_bytes == held);
-    CHECK(now.live_bytes == start.live_bytes + held);
-    CHECK(now.peak_bytes == start.live_bytes + 2 * held);
-    reset_peak();
-    CHECK(memory_stats().peak_bytes == start.live_bytes + held);
-  }
-  release_cached_memory();
-  now = memory_stats();
-  CHECK(now.cached_bytes == 0);
-  CHECK(now.evictions == start.evictions + 2);
-  CHECK(now.system_allocs == start.system_allocs + 2);
-}
-
-TEST_CASE("allocator: views and wrapped memory allocate no block") {
-  const Tensor a = block(10000);
-  const std::int64_t live = memory_stats().live_bytes;
-  const Tensor v = a.alias({100}, {1}, 50);
-  std::vector<float> mine(100);
-  const Tensor w = Tensor::wrap(mine.data(), {100}, DType::f32);
-  CHECK(memory_stats().live_bytes == live);
-}
-
-TEST_CASE("allocator: the last handle returns wrapped memory to its owner once") {
-  int calls = 0;
-  float mine[4] = {1, 2, 3, 4};
-  {
-    const auto count = [](void* c) { ++*static_cast<int*>(c); };
-    Tensor w = Tensor::wrap(mine, {4}, DType::f32, count, &calls);
-    const Tensor view = w.alias({2}, {1}, 2);
-    w = {};
-    CHECK(calls == 0);
-    CHECK(view.data<float>()[0] == 3);
-  }
-  CHECK(calls == 1);
-}
-
-TEST_CASE("allocator: each category has its own counter") {
-  const auto live = [](Category c) { return memory_stats().live_by_category[static_cast<int>(c)]; };
-  const std::int64_t p0 = live(Category::parameter), g0 = live(Category::gradient),
-                     o0 = live(Category::other);
-  {
-    Tensor p, g;
-    {
-      CategoryScope parameter(Category::parameter);
-      p = block(1000);
-      {
-        CategoryScope gradient(Category::gradient);
-        g = block(5000);
-      }
-      const Tensor more = block(64);
-      CHECK(live(Category::parameter) == p0 + 1024 + 64);
-    }
-    const Tensor o = block(64);
-    CHECK(live(Category::parameter) == p0 + 1024);
-    CHECK(live(Category::gradient) == g0 + 5120);
-    CHECK(live(Category::other) == o0 + 64);
-  }
-  CHECK(live(Category::parameter) == p0);
-  CHECK(live(Category::gradient) == g0);
-  CHECK(live(Category::other) == o0);
-  CHECK(std::string(name(Category::communication)) == "communication");
-}
-
 TEST_CASE("allocator: above the cap the least recently used block is evicted first") {
   NoLimitAfter restore;
   release_cached_memory();
@@ -284,61 +196,6 @@ TEST_CASE("allocator: a slab returns to the system with its last block") {
   CHECK(round(true) == 64);  // the slab of the live block: 64 KiB
   release_cached_memory();
   CHECK(virtual_bytes() <= before);
-}
-
-TEST_CASE("allocator: any thread may free a block and an ending thread shares its cache") {
-  release_cached_memory();
-  const MemoryStats start = memory_stats();
-  Tensor a = block(40000);
-  void* const p = a.raw();
-  std::thread([moved = std::move(a)]() mutable { moved = {}; }).join();
-  CHECK(memory_stats().live_bytes == start.live_bytes);
-  CHECK(memory_stats().cached_bytes == size_class_bytes(40000));
-  Tensor again = block(40000);
-  CHECK(again.raw() == p);
-  CHECK(memory_stats().hits == start.hits + 1);
-  void* q = nullptr;
-  std::thread([&] { q = block(50000).raw(); }).join();
-  CHECK(block(50000).raw() == q);
-}
-
-TEST_CASE(
-    "allocator: a block that is freed after its thread's cache has ended goes to the shared one") {
-  release_cached_memory();
-  const MemoryStats start = memory_stats();
-  void* p = nullptr;
-  std::thread([&] {
-    static thread_local Tensor late;  // made before the cache, so it ends after it
-    late = block(30000);
-    p = late.raw();
-    block(20000);  // its memory opens the cache
-  }).join();
-  CHECK(memory_stats().live_bytes == start.live_bytes);
-  CHECK(memory_stats().cached_bytes ==
-        start.cached_bytes + size_class_bytes(30000) + size_class_bytes(20000));
-  CHECK(block(30000).raw() == p);
-}
-
-TEST_CASE("allocator: counts stay right when threads free each other's blocks") {
-  release_cached_memory();
-  const std::int64_t live = memory_stats().live_bytes;
-  std::vector<Tensor> mailbox(64);
-  std::mutex mutex;
-  std::vector<std::thread> threads;
-  for (unsigned k = 0; k < 4; ++k)
-    threads.emplace_back([&, k] {
-      for (unsigned i = 0; i < 3000; ++i) {
-        Tensor t = block(1 + (i * 7919 + k * 104729) % 200000);
-        *static_cast<unsigned char*>(t.raw()) = 1;
-        const std::lock_guard lock(mutex);
-        std::swap(mailbox[(i * 31 + k) % mailbox.size()], t);
-      }
-    });
-  for (std::thread& t : threads) t.join();
-  mailbox.clear();
-  CHECK(memory_stats().live_bytes == live);
-  release_cached_memory();
-  CHECK(memory_stats().cached_bytes == 0);
 }
 
 TEST_CASE("allocator: without memory there is one clear error and the process continues") {
@@ -417,74 +274,6 @@ TEST_CASE("allocator: headers of views, meta and empty tensors are recycled") {
   const long news = test::news;
   loop();
   CHECK(test::news == news);
-}
-
-TEST_CASE("allocator: a thread that drops another's tensors does not hoard headers") {
-  float mine[4];
-  const auto round = [&] {
-    std::vector<Tensor> made;
-    std::thread([&] {
-      for (int i = 0; i < 50000; ++i) made.push_back(Tensor::wrap(mine, {4}, DType::f32));
-    }).join();
-  };
-  round();
-  const long before = test::news - test::deletes;
-  for (int i = 0; i < 4; ++i) round();  // 400000 headers
-  CHECK(test::news - test::deletes - before < 50000);
-}
-
-TEST_CASE("allocator: the meta device counts the bytes that the CPU would allocate") {
-  const MemoryStats cpu = memory_stats(kCpu), meta = memory_stats(kMeta);
-  {
-    const Tensor t = Tensor::empty({1000, 1000}, DType::f64, kMeta);
-    CHECK(memory_stats(kMeta).live_bytes == meta.live_bytes + size_class_bytes(8000000));
-    CHECK(memory_stats(kCpu).live_bytes == cpu.live_bytes);
-  }
-  CHECK(memory_stats(kMeta).live_bytes == meta.live_bytes);
-}
-
-TEST_CASE("allocator: ranks that are threads are counted separately") {
-  const MemoryStats before = memory_stats();
-  std::int64_t live[2] = {}, peak[2] = {}, parameters[2] = {}, left[2] = {};
-  const auto rank = [&](int number) {
-    const MemoryDomain domain(number);
-    reset_peak();
-    const MemoryStats begin = memory_stats();
-    {
-      const CategoryScope category(Category::parameter);
-      const Tensor weight = Tensor::empty({1024 * (number + 1)});
-      { const Tensor gone = Tensor::empty({4096}); }
-      live[number] = memory_stats().live_bytes - begin.live_bytes;
-      peak[number] = memory_stats().peak_bytes - begin.live_bytes;
-      parameters[number] = memory_stats().live_by_category[static_cast<int>(Category::parameter)];
-    }
-    left[number] = memory_stats().live_bytes - begin.live_bytes;
-  };
-  std::thread first(rank, 0), second(rank, 1);
-  first.join();
-  second.join();
-  for (const int number : {0, 1}) {
-    CHECK(live[number] == 4096 * (number + 1));
-    CHECK(peak[number] == 4096 * (number + 1) + 4 * 4096);
-    CHECK(parameters[number] == live[number]);
-    CHECK(left[number] == 0);
-  }
-  CHECK(memory_stats().live_bytes == before.live_bytes);
-  // Outside of the domains everything counts, wherever it was allocated.
-  Tensor x;
-  {
-    const MemoryDomain domain(64);  // the first domain again
-    const std::int64_t empty = memory_stats().live_bytes;
-    x = Tensor::empty({1024});
-    CHECK(memory_stats().live_bytes == empty + 4096);
-    const MemoryDomain inner(1);
-    CHECK(memory_stats().live_bytes == 0);
-  }
-  CHECK(memory_stats().live_bytes == before.live_bytes + 4096);
-  x = {};
-  CHECK(memory_stats().live_bytes == before.live_bytes);
-  CHECK(test::error_of([] { const MemoryDomain none(-1); }) ==
-        "MemoryDomain: number must be at least 0, got -1");
 }
 
 }  // namespace weft::allocator_test

@@ -1,37 +1,29 @@
-// Plans of memory: equal to real steps byte for byte, by category, and their closed forms.
+// Plans of memory: equal to real steps byte for byte, by category.
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cmath>
+#include <iterator>
 #include <map>
 #include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "weft/core/memory_trace.h"
 #include "weft/core/random.h"
+#include "weft/distributed/ddp.h"
 #include "weft/examples/common/gpt_plan.h"
-#include "weft/nn/fp8.h"
+#include "weft/nn/gpt.h"
 #include "weft/tests/examples/gpt_step.h"
+#include "weft/tests/memory_plan_support.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
-#include "weft/train/memory.h"
 
 namespace weft::examples::memory_plan_test {
 namespace {
 
 using distributed::World;
 using train::MemoryPlan;
-
-GptOptions small() {
-  GptOptions o;
-  o.model.layers = 2;
-  o.model.heads = 2;
-  o.model.dim = 16;
-  o.model.seq = 16;
-  o.model.vocab = 41;
-  o.batch = 4;
-  o.machine.threads = 1;
-  return o;
-}
 
 GptOptions f16() {
   GptOptions o = small();
@@ -50,19 +42,6 @@ GptOptions fp8() {
   GptOptions o = small();
   o.machine.dtype = DType::e4m3;
   o.model.dim = 32;
-  return o;
-}
-
-// With a capacity each expert gets the same number of rows for any data.
-GptOptions experts() {
-  GptOptions o = small();
-  o.model.arch = nn::Arch::llama;
-  o.model.moe.experts = 4;
-  o.model.moe.ffn = 8;
-  o.model.moe.shared_ffn = 8;
-  o.model.moe.router.route.score = RouterScore::sigmoid;
-  o.model.moe.router.capacity_factor = 1.25;
-  o.balance.aux = Aux::bias;
   return o;
 }
 
@@ -284,270 +263,6 @@ TEST_CASE("memory plan: equals a real step of two ranks, by category") {
       compare(message("{}, rank {}", l.what, w.rank()), plan.peak, real);
     }
   });
-}
-
-namespace {
-
-constexpr int kParameter = static_cast<int>(Category::parameter),
-              kOptimizer = static_cast<int>(Category::optimizer);
-
-struct States {
-  DType dtype;
-  optim::MasterWeights masters;
-  DType state;
-  train::SecondMoment second;
-  double weights, gradient, total;  ///< bytes a parameter; `weights` with states
-};
-constexpr auto kF32 = optim::MasterWeights::f32, kRemainder = optim::MasterWeights::remainder,
-               kNone = optim::MasterWeights::none;
-constexpr auto kAuto = train::SecondMoment::automatic;
-constexpr States kStates[] = {
-    {DType::f32, kF32, DType::f32, kAuto, 12, 4, 16},
-    {DType::bf16, kF32, DType::f32, kAuto, 14, 4, 18},
-    {DType::bf16, kRemainder, DType::f32, kAuto, 12, 4, 16},
-    {DType::bf16, kRemainder, DType::bf16, kAuto, 10, 4, 14},
-    {DType::bf16, kRemainder, DType::bf16, train::SecondMoment::bf16, 8, 4, 12},
-    {DType::bf16, kNone, DType::bf16, train::SecondMoment::bf16, 6, 4, 10},
-    {DType::f16, kF32, DType::f32, kAuto, 14, 4, 18}};
-
-GptOptions wide(const States& s) {
-  GptOptions o = small();
-  o.model.dim = 256;
-  o.model.vocab = 256;
-  o.machine.device = "meta:cuda";
-  o.machine.dtype = s.dtype;
-  o.optimizer.master_weights = s.masters;
-  o.optimizer.state_dtype = s.state;
-  o.optimizer.second_moment = s.second;
-  o.optimizer.loss_scale = 0;
-  return o;
-}
-
-// Weights and states at the peak.
-double weights_and_states(const MemoryPlan& plan) {
-  return static_cast<double>(plan.peak.by_category[kParameter] +
-                             plan.peak.by_category[kOptimizer]) /
-         static_cast<double>(plan.parameters);
-}
-
-// A tensor of this many bytes for each value of each parameter, in size classes.
-std::int64_t tensors_of(const GptOptions& o, std::int64_t width) {
-  const GptTask gpt(o);
-  std::int64_t bytes = 0;
-  for (const Tensor& p : gpt.model.parameters()) bytes += size_class_bytes(width * p.numel());
-  return bytes;
-}
-
-}  // namespace
-
-TEST_CASE("memory plan: bytes a parameter by closed forms") {
-  for (const States& s : kStates) {
-    const GptOptions o = wide(s);
-    const train::ParameterBytes closed = train::parameter_bytes(o, 1);
-    CHECK(closed.weight + closed.optimizer == s.weights);
-    CHECK(closed.gradient == s.gradient);
-    CHECK(closed.total() == s.total);
-    // Exact, but for the size class of each tensor.
-    const MemoryPlan plan = plan_memory(o);
-    const auto width = [](DType t) { return static_cast<std::int64_t>(size_of(t)); };
-    CHECK(plan.peak.by_category[kParameter] == tensors_of(o, width(s.dtype)));
-    CHECK(plan.peak.by_category[kOptimizer] ==
-          tensors_of(o, width(s.state)) + tensors_of(o, width(o.optimizer.second_moment_dtype())) +
-              (is_half(s.dtype) && s.masters != kNone
-                   ? tensors_of(o, s.masters == kRemainder ? 2 : 4)
-                   : 0));
-    CHECK(weights_and_states(plan) >= s.weights);
-    CHECK(weights_and_states(plan) < 1.01 * s.weights);
-  }
-  GptOptions low = wide(kStates[2]);
-  low.optimizer.state_dtype = DType::e4m3;
-  CHECK(train::parameter_bytes(low, 1).total() == 10 + 2.0 / 32);
-  CHECK(weights_and_states(plan_memory(low)) >= 6 + 2.0 / 32);
-  CHECK(weights_and_states(plan_memory(low)) < 1.02 * (6 + 2.0 / 32));
-  // Codes, and transposed ones for a GPU's products; with --fp8-weights nothing else.
-  for (const char* device : {"meta", "meta:cuda"})
-    for (const bool alone : {false, true}) {
-      GptOptions o = wide(kStates[1]);
-      o.machine.device = device;
-      o.machine.dtype = DType::e4m3;
-      o.machine.fp8_weights = alone;
-      o.model.seq = 256;  // the peak is not where a weight is rounded
-      const MemoryPlan plan = plan_memory(o);
-      const double share = static_cast<double>(plan.in_fp8) / static_cast<double>(plan.parameters);
-      const std::int64_t codes = o.machine.device == "meta" ? 1 : 2;
-      CHECK(train::parameter_bytes(o, 1, {.fp8 = share}).weight ==
-            2 * (alone ? 1 - share : 1) + static_cast<double>(codes) * share);
-      const GptTask gpt(o);
-      std::int64_t exact = tensors_of(o, 2);
-      for (const Tensor& w : nn::fp8_weights(gpt.model))
-        exact += codes * size_class_bytes(w.numel()) + size_class_bytes(4) -
-                 (alone ? size_class_bytes(2 * w.numel()) : 0);
-      CHECK(plan.peak.by_category[kParameter] == exact);
-    }
-  // 6 + 12 / dp: weights and gradients on every rank, masters and moments divided.
-  for (const int dp : {2, 8, 64}) {
-    GptOptions o = wide(kStates[1]);
-    o.parallel.dp = o.batch = dp;
-    o.parallel.zero = true;
-    CHECK(train::parameter_bytes(o, dp).total() == 6 + 12.0 / dp);
-    const double planned = weights_and_states(plan_memory(o));
-    CHECK(planned >= 2 + 12.0 / dp);
-    CHECK(planned < 1.05 * (2 + 12.0 / dp));
-    // Codes on every rank; bf16, masters and moments divided.
-    o.machine.dtype = DType::e4m3;
-    o.machine.fp8_weights = true;
-    o.model.seq = 256;
-    const MemoryPlan plan = plan_memory(o);
-    const double share = static_cast<double>(plan.in_fp8) / static_cast<double>(plan.parameters);
-    const double closed = (1 - share) * 2 + share * (2 + 2.0 / dp) + 12.0 / dp;
-    CHECK(std::abs(train::parameter_bytes(o, dp, {.fp8 = share}).total() - (closed + 4)) < 1e-12);
-    CHECK(weights_and_states(plan) >= closed);
-    CHECK(weights_and_states(plan) < 1.05 * closed);
-  }
-  // Of eight ranks with --ep 4 only two have the same expert.
-  GptOptions o = wide(kStates[1]);
-  o.model.moe = experts().model.moe;
-  o.model.moe.ffn = 256;
-  o.parallel.dp = o.batch = 8;
-  o.parallel.ep = 4;
-  o.parallel.zero = true;
-  const MemoryPlan plan = plan_memory(o);
-  const double share = static_cast<double>(plan.in_experts) / static_cast<double>(plan.parameters);
-  const double closed = 2 + 12 * ((1 - share) / 8 + share / 2);
-  CHECK(share > 0.2);
-  CHECK(std::abs(train::parameter_bytes(o, 8, {.experts = share}).total() - (closed + 4)) < 1e-12);
-  CHECK(weights_and_states(plan) >= closed);
-  CHECK(weights_and_states(plan) < 1.05 * closed);
-}
-
-TEST_CASE("memory plan: the activations of a block by a closed form") {
-  for (const nn::Arch arch : {nn::Arch::gpt2, nn::Arch::llama})
-    for (const nn::Recompute recompute :
-         {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full})
-      for (const std::int64_t tp : {1, 2})
-        for (const bool sp : {false, true}) {
-          if (sp && tp == 1) continue;
-          CAPTURE(word_of(nn::kRecomputeWords, recompute));
-          GptOptions o = small();
-          o.machine.device = "meta";
-          o.model.arch = arch;
-          o.model.dim = 256;
-          o.model.heads = 4;
-          o.model.kv_heads = 2;
-          o.model.ffn = 1024;
-          o.model.layers = 3;
-          o.model.seq = 128;
-          o.model.recompute = recompute;
-          o.parallel.tp = tp;
-          o.parallel.sp = sp;
-          const BlockBytes block = block_activations(o, plan_memory(o));
-          CHECK(block.measured >= block.closed);
-          CHECK(block.measured < 1.02 * block.closed);
-        }
-  GptOptions o = experts();
-  o.machine.device = "meta";
-  CHECK(block_activations(o, plan_memory(o)).closed == 0);
-  CHECK(block_activations(o, plan_memory(o)).measured > 0);
-}
-
-TEST_CASE("memory plan: what changes save and cost") {
-  GptOptions o = small();
-  o.machine.device = "meta";
-  o.model.dim = 64;
-  o.model.layers = 4;
-  o.model.seq = 64;
-  const MemoryPlan now = plan_memory(o);
-  std::vector<std::string> flags;
-  for (const Alternative& a : alternatives(o, now, {})) {
-    flags.push_back(a.flags);
-    if (a.flags == "--recompute full") {
-      CHECK(a.plan.peak.total() < now.peak.total());
-      CHECK(a.plan.flops > 1.2 * now.flops);
-      CHECK(a.cost_s > 0);
-      CHECK(!a.rounds);
-    }
-    if (a.flags == "--tp 2 --dp 1") CHECK(a.plan.bytes_sent > 0);
-    if (a.flags == "--dtype bf16") CHECK(a.rounds);
-  }
-  CHECK(flags == std::vector<std::string>{
-                     "--micro-batch 2", "--recompute selective", "--recompute full",
-                     "--offload activations", "--offload states", "--offload activations,states",
-                     "--tp 2 --dp 1", "--dtype bf16", "--dtype fp8", "--state-dtype bf16",
-                     "--state-dtype f16", "--state-dtype fp8"});
-  CHECK(cheapest_fit(o, now, {}, now.peak.total()).flags.empty());
-  const std::int64_t little_less = now.peak.total() - 1;
-  CHECK(cheapest_fit(o, now, {}, little_less).flags == "--micro-batch 2");
-  CHECK(cheapest_fit(o, now, {}, now.peak.total() * 13 / 20).flags == "--recompute full");
-  // A change that doubles or halves may come twice, and its last value is shown. More ranks would
-  // be one change.
-  o.model.recompute = nn::Recompute::full;
-  o.offload.what = value_of(train::kOffloadWords, "activations,states", "--offload");
-  const MemoryPlan full = plan_memory(o);
-  o.micro_batch = 1;
-  const std::int64_t least = plan_memory(o).peak.total();
-  o.micro_batch = 0;
-  const Alternative twice = cheapest_fit(o, full, {}, least);
-  CHECK(twice.flags == "--micro-batch 1");
-  CHECK(twice.plan.peak.total() == least);
-  CHECK(cheapest_fit(o, full, {}, least - 1).flags != "--micro-batch 1");
-  CHECK(test::error_of([&] { cheapest_fit(o, now, {}, 1000); }) ==
-        message("--fit: no 3 changes together bring {} bytes down to 1000", now.peak.total()));
-}
-
-TEST_CASE("memory plan: what offload saves and moves") {
-  GptOptions o = small();
-  o.machine.device = "meta";
-  o.model.dim = 256;
-  o.model.seq = 512;
-  o.model.layers = 4;
-  const MemoryPlan now = plan_memory(o);
-  CHECK(now.bytes_offloaded == 0);
-  const Rates rates{.tflops = 1, .link = 1, .host = 4};
-  const std::vector<Alternative> all = alternatives(o, now, rates);
-  const auto row = [&](const std::string& flags) {
-    const auto found =
-        std::find_if(all.begin(), all.end(), [&](const auto& a) { return a.flags == flags; });
-    REQUIRE(found != all.end());
-    CHECK(!found->rounds);
-    CHECK(found->plan.flops == now.flops);
-    CHECK(std::abs(found->cost_s - static_cast<double>(found->plan.bytes_offloaded) / 4e9) < 1e-9);
-    return found->plan;
-  };
-  const MemoryPlan activations = row("--offload activations"), states = row("--offload states"),
-                   both = row("--offload activations,states");
-  // m and v are read and written; what blocks keep goes once and comes back once.
-  CHECK(states.bytes_offloaded == 2 * 8 * now.parameters);
-  CHECK(now.peak.by_category[kOptimizer] - states.peak.by_category[kOptimizer] ==
-        2 * tensors_of(o, 4));
-  CHECK(activations.peak.total() < now.peak.total() * 3 / 4);
-  CHECK(activations.bytes_offloaded / 2 > now.peak.total() - activations.peak.total());
-  CHECK(both.bytes_offloaded == activations.bytes_offloaded + states.bytes_offloaded);
-  CHECK(both.peak.total() < std::min(activations.peak.total(), states.peak.total()));
-  // Micro-batches of which the plan runs a part.
-  o.batch = 32;
-  o.micro_batch = 4;
-  o.offload.what = train::OffloadWhat::activations;
-  const MemoryPlan many = plan_memory(o);
-  CHECK(many.bytes_offloaded == 8 * activations.bytes_offloaded);
-  // One that is on already is not offered; the other is added to it.
-  std::vector<std::string> flags;
-  for (const Alternative& a : alternatives(o, many, rates))
-    if (a.flags.starts_with("--offload")) flags.push_back(a.flags);
-  CHECK(flags == std::vector<std::string>{"--offload activations,states"});
-  // A GPU's states go to the host and come back.
-  o.machine.device = "meta:cuda";
-  o.offload.what = train::OffloadWhat::states;
-  CHECK(plan_memory(o).bytes_offloaded == 2 * 8 * now.parameters);
-}
-
-TEST_CASE("memory plan: sizes of memory") {
-  CHECK(parse_bytes("--fit", "24GiB") == std::int64_t{24} << 30);
-  CHECK(parse_bytes("--fit", "80GB") == 80'000'000'000);
-  CHECK(parse_bytes("--fit", "1.5kB") == 1500);
-  CHECK(parse_bytes("--fit", "512") == 512);
-  for (const char* bad : {"", "GiB", "-1GB", "24 GiB", "24gb", "nan", "1e30TB"})
-    CHECK(test::error_of([&] { parse_bytes("--fit", bad); }) ==
-          message("--fit: must be a size such as 24GiB or 80GB, got '{}'", bad));
 }
 
 namespace {

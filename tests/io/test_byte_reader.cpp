@@ -65,6 +65,24 @@ TEST_CASE("byte reader: plain, gzip and zstd files give their text in pieces of 
   CHECK(io::read_decompressed(folder / "empty", 0).empty());
 }
 
+TEST_CASE("byte reader: a frame that zstd skips, and files of other programs") {
+  const test::TempFolder folder;
+  const std::string path = folder / "x";
+  io::write_file(path, from_hex("5a2a4d1803000000abcdef") + kZst);
+  if (!is_missing(path)) CHECK(io::read_decompressed(path, 100) == kText);
+  const auto opens = [&](const std::string& content) {
+    io::write_file(path, content);
+    return error_of([&] { io::ByteReader reader(path); });
+  };
+  const std::string refusal = "read: '" + path + "' is compressed by ";
+  const std::string advice = "; use gzip or zstd, or decompress it";
+  CHECK(opens(from_hex("fd377a585a000004")) == refusal + "xz" + advice);
+  CHECK(opens(from_hex("04224d186440a7")) == refusal + "lz4" + advice);
+  CHECK(opens("BZh91AY&SY....") == refusal + "bzip2" + advice);
+  CHECK(opens("BZh91AY") == "no error");
+  CHECK(opens("Z*M") == "no error");
+}
+
 TEST_CASE("byte reader: cut and damaged files are refused, never read in part") {
   const test::TempFolder folder;
   const std::string path = folder / "x";

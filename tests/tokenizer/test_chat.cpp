@@ -35,14 +35,16 @@ constexpr const char* kMarks[] = {"<|im_start|>",
 constexpr int kFirstMark = 600;
 
 // The byte-level tokenizer of a fixture, with some of the marks.
-std::unique_ptr<Tokenizer> with_marks(const std::vector<std::string>& marks) {
+std::unique_ptr<Tokenizer> with_marks(const std::vector<std::string>& marks,
+                                      const char* normalized = "false") {
   std::string json = io::read_file(WEFT_FIXTURES "/tokenizers/qwen.json");
   std::string added = "\"added_tokens\":[";
   int id = kFirstMark;
   for (const std::string& mark : marks)
-    added += "{\"id\":" + std::to_string(id++) + ",\"content\":\"" + mark +
-             "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"
-             "\"special\":true},";
+    added +=
+        "{\"id\":" + std::to_string(id++) + ",\"content\":\"" + mark +
+        "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":" + normalized +
+        ",\"special\":true},";
   const std::string from = "\"added_tokens\":[";
   json.replace(json.find(from), from.size(), added);
   return read(json, "test");
@@ -132,6 +134,15 @@ TEST_CASE("chat: the text of a turn is never a mark") {
                            [](std::int32_t id) { return id >= kFirstMark; });
     };
     for (const char* mark : kMarks) CHECK(marks(mark) == marks("x"));
+  }
+}
+
+TEST_CASE("chat: a mark that the file's normalizer changes is found by its text in the file") {
+  const std::string mark = "<e\u0301>";  // NFC joins the two characters
+  for (const char* normalized : {"false", "true"}) {
+    const auto t = with_marks({mark}, normalized);
+    CHECK(t->find(mark) == kFirstMark);
+    CHECK(t->encode(mark, {.added_tokens = true}) == std::vector<std::int32_t>{kFirstMark});
   }
 }
 

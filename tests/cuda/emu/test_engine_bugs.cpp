@@ -154,6 +154,11 @@ __global__ void much_shared_kernel() {
   a[0] = b[0] = 0;
 }
 
+__global__ void little_shared_kernel() {
+  WEFT_SHARED(a, char[8]);
+  a[0] = 0;
+}
+
 __global__ void throwing_kernel() {
   if (threadIdx.x == 70) Engine::fail("thread 70");
   __syncthreads();
@@ -313,8 +318,13 @@ TEST_CASE("emulator: too much shared memory per block is an error") {
   const std::int64_t before = emu::control.shared_bytes;
   emu::control.shared_bytes = Engine::kShared;
   CHECK(test::error_of([] { run_kernel(much_shared_kernel, 1, 1, 40000); }) ==
-        "emulator: a block must use at most 232448 bytes of shared memory, got 240160");
+        "emulator: a block must use at most 232448 bytes of shared memory, got 240192");
   run_kernel(much_shared_kernel, 1, 1, 32000);
+  // Dynamic memory begins at a multiple of 128.
+  const std::size_t rest = Engine::kShared - 128;
+  run_kernel(little_shared_kernel, 1, 1, rest);
+  CHECK(test::error_of([&] { run_kernel(little_shared_kernel, 1, 1, rest + 1); }) ==
+        "emulator: a block must use at most 232448 bytes of shared memory, got 232449");
   emu::control.shared_bytes = before;
 }
 
