@@ -33,12 +33,14 @@ class Staging {
   }
 
   void copy(void* to, const void* from, std::int64_t bytes, const Stream& stream) {
-    const std::lock_guard lock(mutex_);
-    Buffer* const buffer = bytes <= kMaxStaged ? take(bytes) : nullptr;
-    if (buffer) from = std::memcpy(buffer->data, from, static_cast<std::size_t>(bytes));
-    use_device(stream.device().index);
-    if constexpr (kWithCuda) rt::copy(to, from, bytes, rt::CopyKind::to_device, stream.handle());
-    if (buffer) return buffer->copied.record(stream);
+    {
+      const std::lock_guard lock(mutex_);
+      Buffer* const buffer = bytes <= kMaxStaged ? take(bytes) : nullptr;
+      if (buffer) from = std::memcpy(buffer->data, from, static_cast<std::size_t>(bytes));
+      use_device(stream.device().index);
+      if constexpr (kWithCuda) rt::copy(to, from, bytes, rt::CopyKind::to_device, stream.handle());
+      if (buffer) return buffer->copied.record(stream);
+    }
     // Some machines copy directly from the host's pages, after the call has returned.
     if constexpr (kWithCuda) rt::synchronize_stream(stream.handle());
   }

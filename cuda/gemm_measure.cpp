@@ -10,7 +10,8 @@ namespace {
 // The cheap question comes first: it is asked for every product of a run that measures.
 bool is_measurable(const Product& p, const ProductData& data) {
   const Product own = aligned(p, data);
-  return !Graph::capturing() && is_new_product(own) && !GemmChoices::get().find(own);
+  return fits_epilogue(own, data) && !Graph::capturing() && is_new_product(own) &&
+         !GemmChoices::get().find(own);
 }
 
 // From the first to the last byte of D.

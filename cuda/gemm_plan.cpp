@@ -109,6 +109,11 @@ Product aligned(Product p, const ProductData& data) {
   return p;
 }
 
+bool fits_epilogue(const Product& p, const ProductData& data) {
+  constexpr std::int32_t kVector = 16;
+  return (!data.bias || p.align_bias >= kVector) && (!data.aux || p.align_aux >= kVector);
+}
+
 void run_product(const Product& p, const ProductData& data) {
   if (measures_products()) [[unlikely]]
     measure_once(p, data);
@@ -120,9 +125,7 @@ void run_product(const Product& p, const ProductData& data) {
 bool try_product(Product p, const ProductData& data) {
   const Stream stream = Stream::current(gpu_of(p));
   p = aligned(p, data);
-  // The heuristic cannot be told how these are aligned, and may choose a kernel that fails on them.
-  constexpr std::int32_t kVector = 16;
-  if ((data.bias && p.align_bias < kVector) || (data.aux && p.align_aux < kVector)) return false;
+  if (!fits_epilogue(p, data)) return false;
   DevicePlans& device = plans_of(p.device);
   const std::lock_guard lock(device.mutex);
   std::unique_ptr<lt::Plan>& plan = plan_in(device, p);

@@ -53,6 +53,10 @@ void run_product(const Product& p, const ProductData& data);
 /// the parts. The supported epilogues depend on its version, the GPU, dtypes and layouts.
 bool try_product(Product p, const ProductData& data);
 
+/// Whether an epilogue may use the bias and the second result: the heuristic cannot be told how
+/// they are aligned, and may choose a kernel that fails below 16 bytes. `p`: aligned().
+bool fits_epilogue(const Product& p, const ProductData& data);
+
 /// Times each algorithm that the heuristic offers, on the current stream, and selects the fastest.
 /// Waits for the GPU and writes D.
 /// Returns nothing when the library has no algorithm, or when the product has run before: its

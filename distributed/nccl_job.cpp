@@ -123,10 +123,10 @@ cuda::nccl::Comm NcclJob::make(const std::string& group, Make begin) {
     if (*made && *made != awaited) wait_ready(*made, what);
     calls(false);
     return *made;
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {
     keep_for_ever(std::move(made));
-    calls(false);
     fail(e.what());
+    calls(false);
     check_well();
     throw;
   }
@@ -166,10 +166,14 @@ void NcclJob::wait_ready(cuda::nccl::Comm comm, const std::function<std::string(
     check_system(seconds(waited) <= timeout_,
                  "{} did not end within {} s on rank {}: a rank did not come", what(), timeout_,
                  rank_);
-    if (waited < kSpin)
+    if (waited < kSpin) {
       std::this_thread::yield();
-    else
-      std::this_thread::sleep_for(kPollSleep);
+      continue;
+    }
+    // What this call waits for may be a rank that an error of another group has stopped.
+    if (const std::lock_guard lock(mutex_); failure_.empty())
+      if (const std::string why = failure_of_comms(); !why.empty()) check_system(false, "{}", why);
+    std::this_thread::sleep_for(kPollSleep);
   }
 }
 
@@ -212,14 +216,19 @@ void NcclJob::join(const Operation& op, bool host) {
   check_well();
 }
 
+std::string NcclJob::failure_of_comms() const {
+  for (const cuda::nccl::Comm comm : comms_)
+    if (const std::string why = cuda::nccl::failure(comm); !why.empty())
+      return message("rank {}: nccl: {}", rank_, why);
+  return "";
+}
+
 // Empty, or why the job has failed; or a collective that hangs.
 std::string NcclJob::look(std::optional<FlightEntry>& hanging) {
   if (std::string why = bootstrap_.failure(); !why.empty()) return why;
   // During a call the rank's own thread asks: NCCL allows only one at a time.
   if (!calling_)
-    for (const cuda::nccl::Comm comm : comms_)
-      if (const std::string why = cuda::nccl::failure(comm); !why.empty())
-        return message("rank {}: nccl: {}", rank_, why);
+    if (std::string why = failure_of_comms(); !why.empty()) return why;
   record_ends();
   const Slot* oldest = nullptr;
   for (const Slot& s : slots_)

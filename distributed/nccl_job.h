@@ -3,6 +3,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -55,9 +56,9 @@ class NcclJob {
     try {
       call();
       wait_ready(comm, [&] { return describe(op); });
-    } catch (const Error& e) {
-      end(op, queue);
+    } catch (const std::exception& e) {
       fail(e.what());
+      end(op, queue);
       check_well();
     }
     end(op, queue);
@@ -98,6 +99,7 @@ class NcclJob {
   void watch();
   void stop_watching();
   void abort_all(std::unique_lock<std::mutex>& lock);
+  std::string failure_of_comms() const;
   std::string look(std::optional<FlightEntry>& hanging);
   void record_ends();
   void try_to_record_ends();

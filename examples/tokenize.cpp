@@ -113,7 +113,8 @@ class Conversion {
   // --out may lie in a folder of --data.
   static std::vector<std::string> files_of(const Options& o) {
     const auto plain = [](const std::string& path) {
-      return std::filesystem::path(path).lexically_normal();
+      std::error_code no_path;
+      return std::filesystem::weakly_canonical(path, no_path);
     };
     std::vector<std::string> files = data::files_below(o.data);
     for (const char* end :

@@ -19,9 +19,8 @@ constexpr std::string_view kGzip("\x1f\x8b", 2), kZstd("\x28\xb5\x2f\xfd", 4);
 constexpr std::string_view kSkippable("\x2a\x4d\x18",
                                       3);  // after 0x50 to 0x5f: a frame of zstd too
 constexpr std::pair<std::string_view, const char*> kOthers[] = {
-    {{"\xfd\x37\x7a\x58\x5a\x00", 6}, "xz"},
-    {{"\x04\x22\x4d\x18", 4}, "lz4"},
-    {{"BZh91AY&SY", 10}, "bzip2"}};
+    {{"\xfd\x37\x7a\x58\x5a\x00", 6}, "xz"}, {{"\x04\x22\x4d\x18", 4}, "lz4"}};
+constexpr std::string_view kBzip2 = "BZh", kBlock = "1AY&SY";  // with the level between
 constexpr std::size_t kInputBytes = 1 << 17;
 
 #if WEFT_WITH_ZLIB
@@ -121,9 +120,12 @@ ByteReader::ByteReader(const std::string& path) : file_(path) {
   if (first.starts_with(kGzip)) decoder_ = gzip_for(path);
   const bool skips = count > 4 && (bytes[0] & 0xf0) == 0x50 && first.substr(1, 3) == kSkippable;
   if (first.starts_with(kZstd) || skips) decoder_ = zstd_for(path);
-  for (const auto& [begin, tool] : kOthers)
-    check(!first.starts_with(begin),
-          "read: '{}' is compressed by {}; use gzip or zstd, or decompress it", path, tool);
+  const auto refuse_if = [&](bool is_compressed, const char* tool) {
+    check(!is_compressed, "read: '{}' is compressed by {}; use gzip or zstd, or decompress it",
+          path, tool);
+  };
+  for (const auto& [begin, tool] : kOthers) refuse_if(first.starts_with(begin), tool);
+  refuse_if(first.starts_with(kBzip2) && first.ends_with(kBlock) && count == sizeof bytes, "bzip2");
 }
 
 ByteReader::~ByteReader() = default;

@@ -274,7 +274,9 @@ std::optional<Checkpoint> find_checkpoint(const std::string& out_dir, const Veri
       return found;
     }
   }
-  check_system(fault.empty(), "{}; no earlier checkpoint in '{}' is intact", fault, root);
+  if (!fault.empty())
+    throw DamagedCheckpoints(message("{}; no earlier checkpoint in '{}' is intact", fault, root),
+                             Fault::system);
   return {};
 }
 

@@ -69,10 +69,15 @@ Checkpoint verify_checkpoint(const std::string& folder, const std::string& manif
 /// Throws errors that do not concern the checkpoint, such as a FileError for a file that exists.
 using Verify = std::function<std::string(const std::string& folder, const std::string& manifest)>;
 
+/// All checkpoints of a folder are damaged.
+class DamagedCheckpoints : public Error {
+  using Error::Error;
+};
+
 /// The newest checkpoint that verifies: the one named by latest.json, else the newest older step
 /// folder (each has its own manifest.json), which log_line() reports. nullopt when there is no
 /// checkpoint.
-/// Throws Error (Fault::system) naming file and fault when all checkpoints are damaged, or when one
+/// Throws DamagedCheckpoints (Fault::system) naming file and fault when all are, and Error when one
 /// cannot be read now, since going back would lose the newer one.
 std::optional<Checkpoint> find_checkpoint(const std::string& out_dir);
 std::optional<Checkpoint> find_checkpoint(const std::string& out_dir, const Verify& verify);

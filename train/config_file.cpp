@@ -66,7 +66,8 @@ Arguments read_config(const std::string& path, const std::vector<std::string>& c
       return our_name(word, {flag}) == flag || our_name(flag, {word}) == word;
     };
     // Of a flag with several values the command line's would otherwise be added to the file's.
-    const bool given = std::any_of(command_line.begin(), command_line.end(), names_it);
+    const bool given = (value.is_array() || value.is_string()) &&
+                       std::any_of(command_line.begin(), command_line.end(), names_it);
     const auto add = [&](const toml::node& item) {
       const std::string text = text_of(item, name, line);
       if (!given) flags.push_back(flag + "=" + text);

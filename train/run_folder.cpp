@@ -29,6 +29,16 @@ bool moves_the_rate(const std::string& name, const std::map<std::string, std::st
   return name == "lr" || name == "min-lr" || name == "warmup" || name == "schedule";
 }
 
+bool is_damaged(const std::string& folder) {
+  try {
+    io::find_checkpoint(folder);
+  } catch (const io::DamagedCheckpoints&) {
+    return true;
+  } catch (const Error&) {
+  }
+  return false;
+}
+
 }  // namespace
 
 RunFolder::RunFolder(const std::string& path, bool resume, const Ranks& ranks)
@@ -116,9 +126,9 @@ double RunFolder::best_loss() const {
   std::optional<io::Checkpoint> found;
   try {
     found = distributed::find_checkpoint(ranks_.host(), best());
-  } catch (const io::FileError&) {
-    throw;
-  } catch (const Error& e) {  // it is damaged, and the run is not
+  } catch (const Error& e) {
+    // The run goes on without a damaged one. One that cannot be read now may be the best still.
+    if (!ranks_.of_first(ranks_.is_first() && is_damaged(best()))) throw;
     if (ranks_.is_first())
       log_line(message("{}; the next evaluation replaces it", std::string(e.what())));
   }

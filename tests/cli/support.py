@@ -18,13 +18,15 @@ SMALL = ["--layers", "2", "--heads", "2", "--dim", "32", "--seq", "32", "--batch
 
 
 def text(folder, words=4000):
-    """A file of pseudo-random words, the same every time."""
+    """A file of pseudo-random words, the same every time. A program may be reading it already."""
     path = pathlib.Path(folder) / "words.txt"
     state, out = 1, []
     for _ in range(words):
         state = (state * 1103515245 + 12345) % 2**31
         out.append(WORDS[(state >> 16) % len(WORDS)])
-    path.write_text(" ".join(out) + "\n")
+    content = " ".join(out) + "\n"
+    if not path.exists() or path.read_text() != content:
+        path.write_text(content)
     return str(path)
 
 

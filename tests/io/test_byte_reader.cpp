@@ -78,7 +78,8 @@ TEST_CASE("byte reader: a frame that zstd skips, and files of other programs") {
   const std::string advice = "; use gzip or zstd, or decompress it";
   CHECK(opens(from_hex("fd377a585a000004")) == refusal + "xz" + advice);
   CHECK(opens(from_hex("04224d186440a7")) == refusal + "lz4" + advice);
-  CHECK(opens("BZh91AY&SY....") == refusal + "bzip2" + advice);
+  for (const char* level : {"1", "9"})
+    CHECK(opens("BZh" + std::string(level) + "1AY&SY....") == refusal + "bzip2" + advice);
   CHECK(opens("BZh91AY") == "no error");
   CHECK(opens("Z*M") == "no error");
 }
