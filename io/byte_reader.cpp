@@ -16,8 +16,8 @@ namespace weft::io {
 namespace {
 
 constexpr std::string_view kGzip("\x1f\x8b", 2), kZstd("\x28\xb5\x2f\xfd", 4);
-constexpr std::string_view kSkippable("\x2a\x4d\x18",
-                                      3);  // after 0x50 to 0x5f: a frame of zstd too
+// After a byte of 0x50 to 0x5f: a frame that zstd skips.
+constexpr std::string_view kSkippable("\x2a\x4d\x18", 3);
 constexpr std::pair<std::string_view, const char*> kOthers[] = {
     {{"\xfd\x37\x7a\x58\x5a\x00", 6}, "xz"}, {{"\x04\x22\x4d\x18", 4}, "lz4"}};
 constexpr std::string_view kBzip2 = "BZh", kBlock = "1AY&SY";  // with the level between
