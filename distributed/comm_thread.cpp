@@ -83,6 +83,7 @@ void CommThread::give_back(Operation& op) {
 
 // Runs on the rank's own thread, so that its allocator gets the blocks of the tensors back.
 void CommThread::recycle(Operation& op) {
+  if (op.enqueued && !op.joined) op.channel->leave(op);
   op.out = {};
   op.in = {};
   op.sends.clear();
@@ -93,7 +94,7 @@ void CommThread::recycle(Operation& op) {
   op.stream.reset();
   op.reduce = Reduce::sum;
   op.root = -1;
-  op.failed = op.enqueued = false;
+  op.failed = op.enqueued = op.joined = false;
   op.next = free_;
   free_ = &op;
 }
@@ -128,7 +129,11 @@ void CommThread::wait(Operation& op) {
     stats_of(op).waiting_s += seconds(Clock::now() - begin);
     if (first_ && !running_) wake_.notify_one();
   }
-  if (!op.failed) return op.channel->finish(op);
+  if (!op.failed) {
+    op.channel->finish(op);
+    op.joined = true;
+    return;
+  }
   std::string why;
   {
     const std::lock_guard lock(mutex_);

@@ -64,8 +64,10 @@ void NcclChannel::run(Operation& op) {
 
 void NcclChannel::finish(Operation& op) {
   if (op.is_meta()) return;
-  job_->join(op, op.kind == Collective::barrier);
+  job_->join(op, call_.queue, op.kind == Collective::barrier);
 }
+
+void NcclChannel::leave(Operation& op) { job_->leave(op, call_.queue); }
 
 void NcclChannel::call(const Operation& op) {
   const cuda::rt::StreamHandle s = job_->stream(call_.queue);

@@ -185,9 +185,6 @@ void NcclJob::begin(const Operation& op, int queue) {
   if (const std::lock_guard lock(mutex_); s.busy) record_ends();
   ready_.record(cuda::Stream::current(device_));
   ready_.wait(stream_of(queue));
-  op.for_each_tensor([&](const Tensor& t) {
-    if (t.numel() > 0) cuda::record_stream(t, stream_of(queue));  // threads share empty ones
-  });
   const std::lock_guard lock(mutex_);
   check_system(failure_.empty(), "{}", failure_);
   calling_ = true;
@@ -206,14 +203,27 @@ void NcclJob::end(const Operation& op, int queue) {
   wake_.notify_all();
 }
 
-void NcclJob::join(const Operation& op, bool host) {
+void NcclJob::join(const Operation& op, int queue, bool host) {
   check_well();
   cuda::detail::use_device(device_.index);
   const Slot& s = slot(op.number);
   if (s.number != op.number) return;  // the slot was reused: the operation has ended
-  s.done.wait(cuda::Stream::current(device_));
+  const cuda::Stream& here = cuda::Stream::current(device_);
+  s.done.wait(here);
   if (host) s.done.synchronize();
   check_well();
+  used_on(op, queue, here.id());
+}
+
+void NcclJob::leave(const Operation& op, int queue) { used_on(op, queue, -1); }
+
+// The operation holds its tensors until it is joined. A block of the stream that has joined it can
+// be reused there at once, without an event that the host would have to see pass.
+void NcclJob::used_on(const Operation& op, int queue, int joined) {
+  op.for_each_tensor([&](const Tensor& t) {
+    if (t.numel() > 0 && t.storage()->stream != joined)  // threads share empty ones
+      t.storage()->used_on.add(stream_of(queue).id());
+  });
 }
 
 std::string NcclJob::failure_of_comms() const {

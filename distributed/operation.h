@@ -53,6 +53,7 @@ struct Operation {
   Operation* next = nullptr;
   bool failed = false;
   bool enqueued = false;  ///< set by Channel::run(): a GPU runs it, and the channel records its end
+  bool joined = false;    ///< Channel::finish() has returned
   bool held = false;      ///< a Work refers to it
   std::atomic<bool> done{true};
   // Events in `stream` that other ranks on the same GPU wait for: the inputs are ready, this rank's
