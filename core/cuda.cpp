@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "weft/core/allocator.h"
 #include "weft/core/cuda_graph.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
@@ -98,6 +99,13 @@ void refuse_reading() {
 void refuse_other_streams() {
   detail::refuse_in_capture(
       "graph: a capture must stay on its first stream; change streams before or after it");
+}
+
+void* pinned(std::size_t bytes) {
+  void* p = nullptr;
+  if constexpr (kWithCuda) p = rt::allocate_pinned(static_cast<std::int64_t>(bytes));
+  check_system(p != nullptr, "cuda: the system has no memory to pin for {} bytes", bytes);
+  return p;
 }
 
 // Called after the host has waited for a device.
@@ -265,9 +273,7 @@ class PinnedNumbers {
     const std::lock_guard lock(mutex_);
     if (free_.empty()) {
       constexpr int kBlock = 64;
-      double* block = nullptr;
-      if constexpr (kWithCuda)
-        block = static_cast<double*>(rt::allocate_pinned(kBlock * sizeof(double)));
+      auto* const block = static_cast<double*>(pinned(kBlock * sizeof(double)));
       for (int i = 0; i < kBlock; ++i) free_.push_back(block + i);
     }
     double* const p = free_.back();
@@ -330,13 +336,25 @@ void use_device(int index) {
     if (rt::current_device() != index) rt::set_device(index);
 }
 
+void* allocate_uncached(Device device, std::int64_t bytes) {
+  use_device(device.index);
+  void* p = nullptr;
+  if constexpr (kWithCuda) {
+    p = rt::allocate(bytes);
+    if (!p) {
+      release_cached_memory(device);
+      p = rt::allocate(bytes);
+    }
+  }
+  return p;
+}
+
 IndexFault* index_fault(Device device) {
   check_device(device);
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
-  if constexpr (kWithCuda)
-    if (!r.faults[device.index].load())
-      r.faults[device.index] = new (rt::allocate_pinned(sizeof(IndexFault))) IndexFault{};
+  if (!r.faults[device.index].load())
+    r.faults[device.index] = new (pinned(sizeof(IndexFault))) IndexFault{};
   return r.faults[device.index].load();
 }
 

@@ -137,6 +137,10 @@ namespace detail {
 /// device is current, because another library may have changed it.
 void use_device(int index);
 
+/// Device memory outside of the tensor cache, which is emptied if there is no other. Null if there
+/// is none even then. rt::free() frees it.
+void* allocate_uncached(Device device, std::int64_t bytes);
+
 /// Error record in host memory that a kernel fills when an index is out of range. A GPU cannot
 /// throw, and waiting for every check would cost one synchronisation per op. The host throws the
 /// Error the next time it waits for the device; until then, kernels skip the bad index. The

@@ -22,7 +22,7 @@ constinit thread_local Graph* current = nullptr;
 // Device memory of a graph with a host copy of its contents.
 class GraphArea {
  public:
-  GraphArea() = default;
+  explicit GraphArea(Device device) : device_(device) {}
   /// Call only after the graph has finished.
   void free() {
     for (Chunk& c : chunks_)
@@ -35,7 +35,7 @@ class GraphArea {
     constexpr std::int64_t kChunk = 64 << 10, kAlign = 16;
     if (chunks_.empty() || chunks_.back().used + bytes > chunks_.back().room) {
       Chunk c{nullptr, nullptr, 0, std::max(kChunk, bytes)};
-      if constexpr (kWithCuda) c.device = static_cast<char*>(rt::allocate(c.room));
+      c.device = static_cast<char*>(detail::allocate_uncached(device_, c.room));
       check_system(c.device != nullptr, "graph: no memory for a table of {} bytes", c.room);
       c.host = std::make_unique<char[]>(static_cast<std::size_t>(c.room));
       chunks_.push_back(std::move(c));
@@ -61,11 +61,12 @@ class GraphArea {
     std::unique_ptr<char[]> host;
     std::int64_t used, room;
   };
+  const Device device_;
   std::vector<Chunk> chunks_;
 };
 
 struct Graph::State {
-  explicit State(const Stream& s) : stream(s) {}
+  explicit State(const Stream& s) : stream(s), constants(s.device()), values(s.device()) {}
   Stream stream;
   rt::GraphHandle handle = nullptr;
   weft::detail::SharedCache* pool = nullptr;

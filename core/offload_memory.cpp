@@ -133,12 +133,13 @@ bool OffloadMemory::grow(Place& p) {
     file_->size += p.room;
   }
   if constexpr (kWithCuda)
-    if (copies_) try {
-        p.data = static_cast<char*>(cuda::rt::allocate_pinned(p.room));
-      } catch (const Error& e) {
-        report_full(e.what());
+    if (copies_) {
+      p.data = static_cast<char*>(cuda::rt::allocate_pinned(p.room));
+      if (!p.data) {
+        report_full("the system pins no more memory");
         return false;
       }
+    }
   return true;
 }
 

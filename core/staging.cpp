@@ -54,9 +54,13 @@ class Staging {
     if (best) return best;
     const auto room = static_cast<std::int64_t>(
         std::bit_ceil(static_cast<std::uint64_t>(bytes > kLeast ? bytes : kLeast)));
-    if (total_ + room > kMaxPinned) return nullptr;
+    if (total_ + room > most_) return nullptr;
     char* data = nullptr;
     if constexpr (kWithCuda) data = static_cast<char*>(rt::allocate_pinned(room));
+    if (!data) {  // the system pins no more
+      most_ = total_;
+      return nullptr;
+    }
     total_ += room;
     pinned_bytes += room;
     buffers_.push_back({data, room, Event()});
@@ -65,7 +69,7 @@ class Staging {
 
   std::mutex mutex_;
   std::vector<Buffer> buffers_;
-  std::int64_t total_ = 0;
+  std::int64_t total_ = 0, most_ = kMaxPinned;
 };
 
 }  // namespace

@@ -54,11 +54,7 @@ Device gpu_of(const Product& p) {
 void* workspace_of(const Stream& stream) {
   static void* all[kMaxStreams] = {};
   void*& workspace = all[stream.id()];
-  if (!workspace) workspace = rt::allocate(lt::kWorkspace);
-  if (!workspace) {  // the tensor cache may hold all free memory
-    release_cached_memory(stream.device());
-    workspace = rt::allocate(lt::kWorkspace);
-  }
+  if (!workspace) workspace = detail::allocate_uncached(stream.device(), lt::kWorkspace);
   check_system(workspace != nullptr, "cuda: no memory for a workspace of {} bytes", lt::kWorkspace);
   return workspace;
 }

@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "weft/core/allocator.h"
 #include "weft/core/cuda.h"
 #include "weft/core/error.h"
 #include "weft/core/kernel_timer.h"
@@ -22,12 +23,29 @@ void ok(cudaError_t status, const char* what) {
                cudaGetErrorName(status));
 }
 
+// Whether there was memory. Throws Error if anything else failed.
+bool memory_ok(cudaError_t status, const char* what) {
+  if (status != cudaErrorMemoryAllocation) {
+    ok(status, what);
+    return true;
+  }
+  cudaGetLastError();
+  return false;
+}
+
 cudaStream_t stream_of(rt::StreamHandle s) { return static_cast<cudaStream_t>(s); }
 cudaEvent_t event_of(rt::EventHandle e) { return static_cast<cudaEvent_t>(e); }
 
-// The same for a call that needs the code of a kernel, which the driver finds, or compiles from
-// PTX, at its first use.
-void code_ok(cudaError_t status, int device, const char* what) {
+// The same for a call that needs the code of a kernel, which the driver loads, or compiles from
+// PTX, at its first use. The tensor cache may hold the memory for it.
+template <class Call>
+void with_code(int device, const char* what, Call call) {
+  cudaError_t status = call();
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    release_cached_memory({Device::Kind::cuda, static_cast<std::int16_t>(device)});
+    status = call();
+  }
   switch (status) {
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorInvalidDeviceFunction:
@@ -51,7 +69,8 @@ int raise_shared_memory(const void* kernel, int device) {
   ok(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
      "cudaDeviceGetAttribute");
   cudaFuncAttributes found{};
-  code_ok(cudaFuncGetAttributes(&found, kernel), device, "cudaFuncGetAttributes");
+  with_code(device, "cudaFuncGetAttributes",
+            [&] { return cudaFuncGetAttributes(&found, kernel); });
   most -= static_cast<int>(found.sharedSizeBytes);
   ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
      "cudaFuncSetAttribute");
@@ -76,8 +95,9 @@ void launch(const void* kernel, dim3 grid, dim3 block, void** args, std::size_t 
       Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(rt::current_device())});
   const int device = stream.device().index;
   if (shared > 0) allow_shared_memory(kernel, device, shared);
-  code_ok(cudaLaunchKernel(kernel, grid, block, args, shared, stream_of(stream.handle())), device,
-          "cudaLaunchKernel");
+  with_code(device, "cudaLaunchKernel", [&] {
+    return cudaLaunchKernel(kernel, grid, block, args, shared, stream_of(stream.handle()));
+  });
 }
 
 }  // namespace detail
@@ -111,6 +131,12 @@ cudaDeviceProp properties_of(int index) {
 }
 }  // namespace
 std::string device_name(int index) { return properties_of(index).name; }
+int multiprocessors(int index) {
+  int count = 0;
+  ok(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index),
+     "cudaDeviceGetAttribute");
+  return count;
+}
 int compute_capability(int index) {
   int major = 0, minor = 0;
   ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index),
@@ -142,20 +168,14 @@ void synchronize_device() { ok(cudaDeviceSynchronize(), "cudaDeviceSynchronize")
 
 void* allocate(std::int64_t bytes) {
   void* p = nullptr;
-  const cudaError_t status = cudaMalloc(&p, static_cast<std::size_t>(bytes));
-  if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    return nullptr;
-  }
-  ok(status, "cudaMalloc");
-  return p;
+  return memory_ok(cudaMalloc(&p, static_cast<std::size_t>(bytes)), "cudaMalloc") ? p : nullptr;
 }
 void free(void* p) { ok(cudaFree(p), "cudaFree"); }
 void mark_usable(void*, std::int64_t, std::int64_t, StreamHandle) {}
 void* allocate_pinned(std::int64_t bytes) {
   void* p = nullptr;
-  ok(cudaMallocHost(&p, static_cast<std::size_t>(bytes)), "cudaMallocHost");
-  return p;
+  return memory_ok(cudaMallocHost(&p, static_cast<std::size_t>(bytes)), "cudaMallocHost") ? p
+                                                                                          : nullptr;
 }
 void free_pinned(void* p) { ok(cudaFreeHost(p), "cudaFreeHost"); }
 

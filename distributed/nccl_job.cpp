@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "weft/core/allocator.h"
 #include "weft/core/error.h"
 #include "weft/distributed/deadline.h"
 
@@ -16,8 +17,10 @@ namespace {
 constexpr std::chrono::milliseconds kLook{50};
 // Time for the rank's own thread to leave NCCL before its communicators are destroyed.
 constexpr std::chrono::seconds kHandOver{1};
-// Blocks of a kernel while other queues' kernels run: three queues take 96, and the smallest GPU of
-// a cluster has 108 multiprocessors (A100).
+// Free memory below which the tensor cache is emptied before a connection: NCCL takes its buffers,
+// some hundred MiB, from the device itself.
+constexpr std::int64_t kRoomToConnect = std::int64_t{1} << 30;
+// Most blocks of a kernel while other queues' kernels run.
 constexpr int kBlocksBesideOthers = 32;
 // A collective is taken over within microseconds, a connection within seconds.
 constexpr std::chrono::milliseconds kSpin{2};  // before it sleeps
@@ -112,6 +115,9 @@ cuda::nccl::Comm NcclJob::make(const std::string& group, Make begin) {
       comms_.push_back(comm);
   };
   const auto what = [&] { return "connecting group " + group; };
+  std::int64_t free = 0, total = 0;
+  cuda::rt::memory_info(free, total);
+  if (free < kRoomToConnect) release_cached_memory(device_);
   auto made = std::make_unique<cuda::nccl::Comm>();
   calls(true);
   try {
@@ -133,7 +139,9 @@ cuda::nccl::Comm NcclJob::make(const std::string& group, Make begin) {
 }
 
 cuda::nccl::Comm NcclJob::connect(const cuda::nccl::Id& id, int rank, int size) {
-  const int blocks = streams_.size() > 1 ? kBlocksBesideOthers : 0;
+  const int queues = static_cast<int>(streams_.size());
+  const int share = cuda::rt::multiprocessors(device_.index) / queues;
+  const int blocks = queues > 1 ? std::clamp(share, 1, kBlocksBesideOthers) : 0;
   return make("world", [&](cuda::nccl::Comm& made) {
     return made = cuda::nccl::connect(id, rank, size, blocks);
   });

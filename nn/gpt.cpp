@@ -109,6 +109,10 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
         config.mtp.depths, depth);
   const MtpDepth& layer = mtp[config.mtp.repeated ? 0 : static_cast<std::size_t>(depth - 1)];
   const ProfileScope scope("mtp");
+  if (cache) {
+    check_new_tokens(later);
+    cache->check_fits(later, embed.weight);
+  }
   const TokenContext context = context_of(later, packing, cache);
   Tensor e = embed_tokens(later, context, depth);
   if (config.mtp.detached) e = e.detach();
@@ -132,6 +136,7 @@ Tensor Gpt::operator()(const Tensor& ids, const Packing& packing) const {
 
 Tensor Gpt::extend(const Tensor& ids, KvCache& cache) const {
   check_new_tokens(ids);
+  cache.check_fits(ids, embed.weight);
   const NoGradGuard off;
   const Tensor h = run(ids, context_of(ids, {}, &cache)).hidden;
   cache.advance(ids.dim(1));
@@ -143,6 +148,12 @@ Tensor Gpt::extend(const Tensor& ids, std::span<KvCache* const> rows) const {
   check(std::ssize(rows) == ids.dim(0), "gpt: each of the {} rows needs a cache, got {}",
         ids.dim(0), rows.size());
   check(shard_of(*this).tokens.ranks == 1, "gpt: rows with caches need a model on one rank");
+  for (auto row = rows.begin(); row != rows.end(); ++row) {
+    check(*row && std::find(rows.begin(), row, *row) == row,
+          "gpt: each row needs a cache of its own, got {} for row {}",
+          *row ? "that of another row" : "none", row - rows.begin());
+    (*row)->check_fits(ids.narrow(0, row - rows.begin(), 1), embed.weight);
+  }
   const NoGradGuard off;
   TokenContext context = context_of(ids, {}, nullptr);
   context.rows = rows;

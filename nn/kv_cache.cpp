@@ -8,7 +8,7 @@ namespace weft::nn {
 
 KvCache::KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capacity, DType dtype,
                  Device device)
-    : batch_(batch), capacity_(capacity) {
+    : batch_(batch), capacity_(capacity), dtype_(dtype), device_(device) {
   check(batch > 0 && capacity > 0, "kv_cache: batch and capacity must be at least 1, got {} and {}",
         batch, capacity);
   std::vector<Child<Mixer>> mixers;
@@ -19,6 +19,28 @@ KvCache::KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capac
   }
   for (const Child<Mixer>& mixer : mixers)
     entries_.push_back(mixer->cache_entry(batch, capacity, dtype, device));
+}
+
+KvCache KvCache::clone() const {
+  KvCache copy = *this;
+  const NoGradGuard off;
+  for (Entry& e : copy.entries_)
+    for (Tensor* const t : {&e.tokens.k, &e.tokens.v, &e.state.conv, &e.state.state})
+      if (t->defined()) *t = t->clone();
+  return copy;
+}
+
+void KvCache::check_fits(const Tensor& ids, const Tensor& weight) const {
+  check(dtype_ == weight.dtype() && device_ == weight.device(),
+        "kv_cache: dtype and device must be those of the model, {} on {}, got {} on {}",
+        weight.dtype(), weight.device(), dtype_, device_);
+  check(ids.dim(0) == batch_, "kv_cache: made for a batch of {}, got {}", batch_, ids.dim(0));
+  check_room(ids.dim(1));
+}
+
+void KvCache::check_room(std::int64_t tokens) const {
+  check(length_ + tokens <= capacity_,
+        "kv_cache: {} tokens and {} new ones must fit the capacity {}", length_, tokens, capacity_);
 }
 
 void KvCache::truncate(std::int64_t length) {
@@ -62,8 +84,7 @@ KvCache::Pair KvCache::append(int layer, const Tensor& k, const Tensor& v) {
   check(k.shape() == keys && v.shape() == values,
         "kv_cache: k and v must have shapes {} and {}, got {} and {}", keys, values, k.shape(),
         v.shape());
-  check(length_ + tokens <= capacity_,
-        "kv_cache: {} tokens and {} new ones must fit the capacity {}", length_, tokens, capacity_);
+  check_room(tokens);
   const NoGradGuard off;
   all.k.narrow(1, length_, tokens).copy_(k);
   all.v.narrow(1, length_, tokens).copy_(v);
@@ -71,8 +92,8 @@ KvCache::Pair KvCache::append(int layer, const Tensor& k, const Tensor& v) {
 }
 
 void KvCache::advance(std::int64_t tokens) {
-  check(tokens >= 0 && length_ + tokens <= capacity_,
-        "kv_cache: {} tokens and {} new ones must fit the capacity {}", length_, tokens, capacity_);
+  check(tokens >= 0, "kv_cache: tokens must be at least 0, got {}", tokens);
+  check_room(tokens);
   length_ += tokens;
 }
 

@@ -8,7 +8,7 @@ namespace weft::nn {
 struct GptConfig;
 
 /// What each layer stores of past tokens, so that decoding one more token costs one token: keys and
-/// values, or a recurrent state.
+/// values, or a recurrent state. clone() lets one text continue in two ways.
 class KvCache {
  public:
   /// Keys and values, (B, capacity, Hkv, D) each.
@@ -28,6 +28,14 @@ class KvCache {
   /// Room for `capacity` tokens of `batch` sequences. Each layer's mixer defines its entry.
   KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capacity,
           DType dtype = DType::f32, Device device = kCpu);
+  KvCache(KvCache&&) = default;
+  KvCache& operator=(KvCache&&) = default;
+
+  /// A cache with the same tokens in memory of its own.
+  KvCache clone() const;
+  /// Throws Error unless new tokens `ids`, (B, T), fit, and it stores what a model with `weight` as
+  /// its embedding computes. Changes nothing.
+  void check_fits(const Tensor& ids, const Tensor& weight) const;
 
   std::int64_t length() const { return length_; }
   std::int64_t capacity() const { return capacity_; }
@@ -51,8 +59,13 @@ class KvCache {
   void advance(std::int64_t tokens);
 
  private:
+  KvCache(const KvCache&) = default;
+  void check_room(std::int64_t tokens) const;
+
   std::vector<Entry> entries_;
   std::int64_t batch_, capacity_, length_ = 0;
+  DType dtype_;
+  Device device_;
 };
 
 }  // namespace weft::nn

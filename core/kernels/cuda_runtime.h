@@ -19,6 +19,7 @@ int device_count(std::string& why);
 void set_device(int index);
 int current_device();
 std::string device_name(int index);
+int multiprocessors(int index);
 /// 90 for compute capability 9.0.
 int compute_capability(int index);
 /// What the kernels are compiled for, as in WEFT_CUDA_CODE.
@@ -42,7 +43,7 @@ void free(void* p);
 /// Check of the emulated GPU; does nothing on a real one. From here on in the stream, kernels may
 /// use the first `bytes` of the `room` bytes at p, whose values are undefined; 0: none of them.
 void mark_usable(void* p, std::int64_t bytes, std::int64_t room, StreamHandle s);
-/// Host memory that the device accesses directly.
+/// Host memory that the device accesses directly. Null when the system has no more to pin.
 void* allocate_pinned(std::int64_t bytes);
 void free_pinned(void* p);
 

@@ -14,9 +14,12 @@ struct Control {
   bool host_faults = true;
   /// Memory per device.
   std::int64_t memory_bytes = std::int64_t{4} << 30;
+  /// Host memory that can be pinned, for all devices.
+  std::int64_t pinned_bytes = std::int64_t{4} << 30;
   /// What a block can have, static memory included: the least of all cards that Weft supports (8.6,
   /// 8.9, 12.x), so that the kernels fit each of them.
   std::int64_t shared_bytes = 101376;
+  int multiprocessors = 132;
   /// 90 for compute capability 9.0; and the code for which the kernels are compiled, as in
   /// WEFT_CUDA_CODE. Without code for the capability, no kernel can be launched.
   int capability = 90;
@@ -55,6 +58,7 @@ extern std::atomic<int> nccl_version;
 /// Calls of the emulated NCCL, by all ranks of this process: ncclCommInitRank and ncclCommSplit.
 struct NcclCounts {
   std::atomic<int> connects{0}, splits{0};
+  std::atomic<int> max_blocks{0};  ///< of the last ncclCommInitRank; 0: NCCL chooses
 };
 extern NcclCounts nccl_counts;
 

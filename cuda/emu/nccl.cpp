@@ -259,8 +259,9 @@ void split(Comm parent, int color, int key, Comm& made) {
   });
 }
 
-Comm connect(const Id& id, int rank, int size, int) {
+Comm connect(const Id& id, int rank, int size, int max_blocks) {
   ++emu::nccl_counts.connects;
+  emu::nccl_counts.max_blocks = max_blocks;
   const Comm comm = add_comm(id, rank, size);
   comm->caller = std::this_thread::get_id();
   const NcclFault fault = comm->fault("ncclCommInitRankConfig", -1, 0);

@@ -107,6 +107,7 @@ int device_count(std::string& why) {
 void set_device(int index) { current_index = index; }
 int current_device() { return current_index; }
 std::string device_name(int index) { return message("emulated GPU {}", index); }
+int multiprocessors(int) { return emu::control.multiprocessors; }
 int compute_capability(int) { return emu::control.capability; }
 std::string compiled_code() { return emu::control.code; }
 std::string unique_id(int index) { return message("emulated GPU {}", index); }
@@ -160,6 +161,9 @@ void mark_usable(void* p, std::int64_t bytes, std::int64_t room, StreamHandle s)
 }
 void* allocate_pinned(std::int64_t bytes) {
   const std::lock_guard lock(driver().mutex);
+  std::int64_t held = 0;
+  for (const auto& [address, size] : driver().pinned) held += size;
+  if (held + bytes > emu::control.pinned_bytes) return nullptr;
   void* p = std::malloc(static_cast<std::size_t>(bytes));
   driver().pinned[static_cast<char*>(p)] = bytes;
   return p;

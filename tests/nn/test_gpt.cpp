@@ -204,29 +204,6 @@ TEST_CASE("gpt: errors name the rule") {
   CHECK(test::error_of([&] { model(tokens(1, 13)); }) == "gpt: at most seq 12 tokens, got 13");
 }
 
-TEST_CASE("kv_cache: errors name the rule") {
-  const GptConfig c = small(Arch::llama);
-  nn::KvCache unused(c, 1, 4);
-  CHECK(test::error_of([&] { Gpt(c).decode(tokens(1, 0), unused); }) ==
-        "gpt: decode needs ids of shape (batch, tokens) with at least 1 token, got [1, 0]");
-  CHECK(test::error_of([&] { nn::KvCache(c, 0, 4); }) ==
-        "kv_cache: batch and capacity must be at least 1, got 0 and 4");
-  nn::KvCache cache(c, 1, 4);
-  const Tensor k = Tensor::zeros({1, 5, 2, 8});
-  CHECK(test::error_of([&] { cache.append(0, k, k); }) ==
-        "kv_cache: 0 tokens and 5 new ones must fit the capacity 4");
-  CHECK(test::error_of([&] { cache.append(2, k, k); }) ==
-        "kv_cache: layer must be in [0, 2), got 2");
-  CHECK(test::error_of([&] {
-          cache.append(0, k, Tensor::zeros({1, 5, 1, 8}));
-        }) ==
-        "kv_cache: k and v must have shapes [1, 5, 2, 8] and [1, 5, 2, 8], got [1, 5, 2, 8] and "
-        "[1, 5, 1, 8]");
-  CHECK(test::error_of([&] { cache.truncate(1); }) == "kv_cache: length must be in [0, 0], got 1");
-  CHECK(test::error_of([&] { cache.advance(9); }) ==
-        "kv_cache: 0 tokens and 9 new ones must fit the capacity 4");
-}
-
 TEST_CASE("attention module: errors name the rule") {
   CHECK(test::error_of([] { nn::Attention a(10, 4); }) ==
         "attention: dim 10 must be a multiple of heads 4");

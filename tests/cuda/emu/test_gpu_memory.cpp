@@ -221,6 +221,17 @@ TEST_CASE("gpu memory: exhausted memory empties the cache and then throws") {
   CHECK(bytes_of(12 * kMiB, kSecond).defined());
 }
 
+TEST_CASE("gpu memory: memory outside of the cache comes from it if there is no other") {
+  const Limit limit(8 * kMiB);
+  { const Tensor cached = bytes_of(5 * kMiB); }
+  CHECK(memory_stats(kGpu).cached_bytes >= 5 * kMiB);
+  void* const p = cuda::detail::allocate_uncached(kGpu, 6 * kMiB);
+  CHECK(p != nullptr);
+  CHECK(memory_stats(kGpu).cached_bytes == 0);
+  CHECK(cuda::detail::allocate_uncached(kGpu, 6 * kMiB) == nullptr);
+  cuda::rt::free(p);
+}
+
 TEST_CASE("gpu memory: a capture keeps blocks of other streams and does not wait") {
   Stream side = Stream::take(), second = Stream::take(kSecond);
   const MemoryStats before = memory_stats(kSecond);

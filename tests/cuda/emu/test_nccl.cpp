@@ -5,6 +5,7 @@
 
 #include <latch>
 #include <string>
+#include <utility>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/core/cuda.h"
@@ -80,6 +81,21 @@ TEST_CASE("nccl: memory of a collective that a stream has joined is reused there
     const OwnStream other(gpu);
     w.all().all_reduce(x).wait();
   }));
+}
+
+TEST_CASE("nccl: a connection leaves NCCL the memory that was cached, if there is little other") {
+  const std::int64_t all = emu::control.memory_bytes;
+  over_nccl(2, [](World& w, Device gpu) {
+    const auto cached = [&] { return memory_stats(gpu).cached_bytes; };
+    { const Tensor large = Tensor::empty({64 << 20}, DType::u8, gpu); }
+    w.all().barrier().wait();
+    CHECK(cached() >= 64 << 20);
+    if (w.rank() == 0) emu::control.memory_bytes = std::int64_t{1} << 29;
+    w.all().barrier().wait();
+    w.split("turned", {{1, 0}})->barrier().wait();
+    CHECK(cached() < 64 << 20);
+  });
+  emu::control.memory_bytes = all;
 }
 
 TEST_CASE("nccl: tensors must be on the rank's GPU") {
@@ -187,6 +203,19 @@ TEST_CASE("nccl: lanes have streams and communicators of their own") {
               CHECK(x.to(kCpu).select(0, 4).item() == 4);
             },
             {.lanes = 1});
+}
+
+TEST_CASE("nccl: kernels of all lanes fit on the GPU together") {
+  const auto blocks = [](int multiprocessors, int lanes) {
+    const int all = std::exchange(emu::control.multiprocessors, multiprocessors);
+    over_nccl(1, [](World& w, Device) { w.all().barrier().wait(); }, {.lanes = lanes});
+    emu::control.multiprocessors = all;
+    return emu::nccl_counts.max_blocks.load();
+  };
+  CHECK(blocks(132, 3) == 32);
+  CHECK(blocks(58, 3) == 19);
+  CHECK(blocks(58, 2) == 29);
+  CHECK(blocks(58, 1) == 0);
 }
 
 TEST_CASE("nccl: streams are reused by those that ask for the same priority") {

@@ -1,10 +1,12 @@
 // Copies from the host to an emulated GPU, which reads pinned memory as late as a real one may.
 #include <doctest/doctest.h>
 
+#include <utility>
 #include <vector>
 
 #include "weft/core/kernels/cuda_runtime.h"
 #include "weft/core/staging.h"
+#include "weft/cuda/emu/control.h"
 #include "weft/tests/cuda/gpu.h"
 
 namespace weft::staging_test {
@@ -80,6 +82,20 @@ TEST_CASE("staging: copies above the size limits go through the driver") {
   for (int i = 0; i < 6; ++i) upload(t.raw(), host.data(), kMaxStaged, Stream::current());
   CHECK(staging_bytes() <= 4 * kMaxStaged);
   CHECK(not_all(t, 9) == "");
+}
+
+TEST_CASE("staging: copies go through the driver when the system pins no more memory") {
+  const Device second{Device::Kind::cuda, 1};
+  const Tensor a = Tensor::zeros({kStagedMiB}, DType::u8, second), b = a.clone();
+  cuda::synchronize(second);
+  const std::vector<std::uint8_t> host(kStagedMiB, 11);
+  const std::int64_t pinned = staging_bytes(), most = std::exchange(emu::control.pinned_bytes, 0);
+  upload(a.raw(), host.data(), a.numel(), Stream::current(second));
+  emu::control.pinned_bytes = most;
+  upload(b.raw(), host.data(), b.numel(), Stream::current(second));  // it is not asked again
+  CHECK(staging_bytes() == pinned);
+  CHECK(not_all(a, 11) == "");
+  CHECK(not_all(b, 11) == "");
 }
 
 TEST_CASE("staging: tensor copies use it and copy_ needs no temporary tensor") {
