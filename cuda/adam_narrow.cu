@@ -20,7 +20,8 @@ struct NewState {
 __device__ inline void write_state(const NewState& s, const Four& f, const Pack<float, 4>& x,
                                    const Pack<std::uint32_t, 4>& random) {
   if (s.dtype == DType::bf16 && s.how.stochastic) return write_rounded(s.data, f, x, random);
-  if (s.dtype != DType::e4m3) return write_four(s.data, s.dtype, f, x, s.f16_scale);
+  if (s.dtype != DType::e4m3)
+    return write_four(s.data, s.dtype, f, x, s.f16_scale, s.how.keeps_above_zero);
   float largest = 0;
 #pragma unroll
   for (int j = 0; j < 4; ++j)  // ignores NaN, as on the CPU

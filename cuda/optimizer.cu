@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kSlotThreads, kUpdateBlocks)
     adam(r, s, step, f, static_cast<C>(scale));
     write_param(s, f, r.p, Split);
     write_four(s.m, s.m_dtype, f, r.m, m_new);
-    write_four(s.v, s.v_dtype, f, r.v, v_new);
+    write_four(s.v, s.v_dtype, f, r.v, v_new, true);
   });
 }
 

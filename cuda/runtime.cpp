@@ -69,8 +69,7 @@ int raise_shared_memory(const void* kernel, int device) {
   ok(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
      "cudaDeviceGetAttribute");
   cudaFuncAttributes found{};
-  with_code(device, "cudaFuncGetAttributes",
-            [&] { return cudaFuncGetAttributes(&found, kernel); });
+  with_code(device, "cudaFuncGetAttributes", [&] { return cudaFuncGetAttributes(&found, kernel); });
   most -= static_cast<int>(found.sharedSizeBytes);
   ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
      "cudaFuncSetAttribute");

@@ -148,7 +148,7 @@ __device__ inline Pack<C, 4> read_four(const void* base, DType dtype, const Four
 }
 template <class C>
 __device__ inline void write_four(void* base, DType dtype, const Four& f, const Pack<C, 4>& v,
-                                  C scale = 1) {
+                                  C scale = 1, bool keeps_above_zero = false) {
   if constexpr (std::is_same_v<C, double>) {
     write_as<double>(base, f, v);
   } else {
@@ -156,7 +156,10 @@ __device__ inline void write_four(void* base, DType dtype, const Four& f, const 
     if (dtype == DType::bf16) return write_as<bf16>(base, f, v);
     Pack<C, 4> stored;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) stored[j] = scale == 0 ? 0 : v[j] / scale;
+    for (int j = 0; j < 4; ++j) {
+      stored[j] = scale == 0 ? 0 : v[j] / scale;
+      if (keeps_above_zero && v[j] > 0 && stored[j] < C(0x1p-24)) stored[j] = C(0x1p-24);
+    }
     write_as<f16>(base, f, stored);
   }
 }

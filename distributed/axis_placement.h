@@ -27,6 +27,10 @@ class AxisPlacement {
   bool is_shard() const { return kind_ == Kind::shard; }
   bool is_shard(int dim) const { return kind_ == Kind::shard && dim_ == dim; }
   bool is_partial() const { return kind_ == Kind::partial; }
+  /// The same for a tensor of so many axes: a dim below 0 counts from the last one.
+  AxisPlacement of_axes(int axes) const {
+    return is_shard() && dim_ < 0 ? shard(dim_ + axes) : *this;
+  }
   /// "R", "S(1)" or "P(sum)".
   std::string text() const;
   friend bool operator==(const AxisPlacement&, const AxisPlacement&) = default;

@@ -134,6 +134,7 @@ void CommThread::wait(Operation& op) {
     op.joined = true;
     return;
   }
+  seen_ = true;
   std::string why;
   {
     const std::lock_guard lock(mutex_);

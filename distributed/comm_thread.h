@@ -36,6 +36,8 @@ class CommThread {
   void give_back(Operation& op);
   /// Stops once the queue is empty; nothing may be submitted after that.
   void stop();
+  /// The failure that wait() has thrown to nobody; or empty. Call it after stop().
+  std::string unseen_failure() const { return seen_ ? std::string() : failure_; }
 
   CommStats stats(Lane lane) const;
 
@@ -61,6 +63,7 @@ class CommThread {
   std::vector<std::unique_ptr<Operation>> operations_;
   Operation* free_ = nullptr;
   int abandoned_ = 0;  // given back before they were done
+  bool seen_ = false;  // wait() has thrown the failure
 
   mutable std::mutex mutex_;
   std::condition_variable wake_, finished_;

@@ -1,6 +1,7 @@
 #include "weft/distributed/ddp.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "weft/autograd/elementwise.h"
@@ -46,6 +47,9 @@ Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const 
   const Shape sums{kFirstReached + static_cast<std::int64_t>(parameters_.size())};
   sums_ = Tensor::zeros(sums, DType::f64, device_);
   own_sums_ = Tensor::zeros(sums, DType::f64, sums_.device());
+  check(options.slice_multiple >= 1 && options.slice_multiple <= 64 &&
+            std::has_single_bit(static_cast<std::uint64_t>(options.slice_multiple)),
+        "ddp: slice_multiple must be a power of two up to 64, got {}", options.slice_multiple);
   BucketOptions buckets;
   buckets.bucket_size = options.bucket_size;
   buckets.slice_multiple = options.slice_multiple;
@@ -79,7 +83,15 @@ Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const 
 
 Ddp::~Ddp() {
   fsdp_.reset();
-  for (const NamedTensor& p : parameters_) p.tensor.set_main_grad({});
+  for (const Bucket& b : buckets_)
+    for (const BucketEntry& e : b.layout.entries)
+      if (has_main_grads(b, e.parameter)) parameters_[e.parameter].tensor.set_main_grad({});
+}
+
+// Not if another optimizer of the same parameters was made since.
+bool Ddp::has_main_grads(const Bucket& b, std::size_t parameter) const {
+  const Tensor now = parameters_[parameter].tensor.main_grad();
+  return now.defined() && now.storage() == b.grad.storage();
 }
 
 void Ddp::open(BucketLayout layout) {
@@ -202,6 +214,7 @@ void Ddp::launch(Bucket& b) {
     works_.push_back(b.group->all_reduce(b.grad));
   for (ProcessGroup* const next : b.then)
     works_.push_back(next->all_reduce(options_.shard ? b.slice : b.grad));
+  b.sent_at = b.grad.version();
 }
 
 void Ddp::check_finite(const std::vector<Tensor>& gradients,
@@ -246,6 +259,9 @@ void Ddp::measure(const Bucket& b) {
 void Ddp::note_reached(const Bucket& b) {
   bool by_hand = true;
   for (const BucketEntry& e : b.layout.entries) {
+    check(has_main_grads(b, e.parameter),
+          "ddp: {} must have the main_grad of this object, got that of a later optimizer or none",
+          parameters_[e.parameter].name);
     const MainGrad& main = *parameters_[e.parameter].tensor.impl()->main_grad;
     by_hand = by_hand && !main.filled && main.empty_at != b.grad.version();
   }
@@ -310,6 +326,11 @@ void Ddp::finish_units() {
 }
 
 void Ddp::finish_buckets() {
+  for (std::size_t i = 0; i < next_; ++i)
+    check(buckets_[i].grad.version() == buckets_[i].sent_at,
+          "ddp: no backward must run between that of watch() and finish(), but one wrote the "
+          "gradient of {} while it was sent",
+          parameters_[buckets_[i].layout.entries[0].parameter].name);
   while (next_ < buckets_.size()) launch(buckets_[next_++]);
   begin_sums();
   auto work = works_.begin();

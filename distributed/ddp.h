@@ -92,7 +92,8 @@ class Ddp {
   /// below 0.
   Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout = {},
       const DdpOptions& options = {});
-  /// Removes the parameters' main_grads.
+  /// Removes the parameters' main_grads, unless a later Ddp or optimizer has given them its own.
+  /// With `fsdp` the parameters have no memory afterwards: see Fsdp.
   ~Ddp();
   Ddp(const Ddp&) = delete;
   Ddp& operator=(const Ddp&) = delete;
@@ -100,8 +101,9 @@ class Ddp {
   /// Call it on the tape of the last micro-batch, before backward: buckets are sent while that
   /// backward runs. A parameter that gets no gradient there contributes zeros; the first time this
   /// happens, a line is logged. The Ddp must outlive the tape's backward. If backward throws, on
-  /// every rank, call finish() before anything else. Throws Error if finish() was not called since
-  /// the last watch().
+  /// every rank, call finish() before anything else; run no other backward before finish(), which
+  /// throws Error if one wrote a bucket that was in flight. Throws Error if finish() was not called
+  /// since the last watch().
   void watch(Tape& tape);
   /// Waits until every gradient is summed (with `shard`: this rank's slices). Returns the norm over
   /// all parameters of the job, counting each value once, and the clip scale. Both are equal on
@@ -144,6 +146,7 @@ class Ddp {
     std::vector<Tensor> counted;    ///< owned gradients that no other rank counts
     std::vector<Tensor> whole;      ///< gradient of each parameter
     std::size_t missing = 0;        ///< gradients not yet ready
+    std::uint32_t sent_at = 0;      ///< version of grad when its sums were begun
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
   /// With fp8_weights: the layers whose weights are held as codes.
@@ -162,6 +165,7 @@ class Ddp {
                     const std::vector<std::size_t>& parameters) const;
   void check_bucket(const Bucket& b) const;
   void check_slice(const Bucket& b) const;
+  bool has_main_grads(const Bucket& b, std::size_t parameter) const;
   void measure(const Bucket& b);
   void mark_empty();
   void note_reached(const Bucket& b);

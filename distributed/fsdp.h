@@ -31,6 +31,7 @@ class Fsdp {
   using Bucket = Ddp::Bucket;
   /// All must outlive it.
   Fsdp(std::vector<Bucket>& buckets, const NamedTensors& parameters, const DdpOptions& options);
+  /// The parameters have no memory afterwards: reading one throws.
   ~Fsdp();
   Fsdp(const Fsdp&) = delete;
   Fsdp& operator=(const Fsdp&) = delete;

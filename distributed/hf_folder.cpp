@@ -56,6 +56,18 @@ std::vector<std::string> files_of(const std::string& folder) {
   return paths;
 }
 
+// The weights of a model that is in the folder already.
+std::set<std::string> old_files(const std::string& folder) {
+  std::set<std::string> paths{folder + "/" + kSingle};
+  if (!io::exists(folder + "/" + kIndex)) return paths;
+  paths.insert(folder + "/" + kIndex);
+  try {
+    for (const std::string& path : files_of(folder)) paths.insert(path);
+  } catch (const Error&) {  // an index that names no files has none to remove
+  }
+  return paths;
+}
+
 // "layers.12.x" for "layers.*.x"; whatever starts with a pattern that ends with a dot.
 bool matches(std::string_view name, std::string_view pattern) {
   if (pattern.ends_with('.')) return name.starts_with(pattern);
@@ -238,6 +250,7 @@ void save_hf_folder(const std::string& path, const nn::GptConfig& config, const 
   const std::vector<nn::HfTensor> all = family.tensors(config.resolved());
   const std::vector<std::size_t> counts = share_out(all, files, options.file_bytes);
   io::make_directories(path);
+  std::set<std::string> old = old_files(path);
   io::Json map = io::Json::object();
   std::int64_t bytes = 0;
   std::size_t next = 0;
@@ -251,13 +264,18 @@ void save_hf_folder(const std::string& path, const nn::GptConfig& config, const 
       tensors[all[next].name] = t;
     }
     io::save_safetensors(path + "/" + name, tensors, {{"format", "pt"}});
+    old.erase(path + "/" + name);
   }
   if (counts.size() > 1) {
     io::Json index = io::Json::object();
     index.set("metadata", io::Json::object().set("total_size", bytes));
     index.set("weight_map", std::move(map));
     io::write_file(path + "/" + kIndex, index.dump());
+    old.erase(path + "/" + kIndex);
   }
+  // Else a reader would take the old weights: this one by the index, Hugging Face's by the one
+  // file.
+  for (const std::string& file : old) io::remove_all(file);
   const char* const dtype = torch_word(files.dtype("embed.weight"));
   // transformers 5 refuses 0 where it expects 0.0.
   const io::Json json = nn::write_hf_config(family, config, dtype);

@@ -34,8 +34,9 @@ struct HfSaveOptions {
   std::function<void(const std::string& parameter, std::int64_t first, const Tensor& values)>
       change = {};
 };
-/// Writes such a folder. Reads one tensor at a time; memory: the tensors of one file.
-/// Throws Error when no family holds the model, tensors are missing, and when writing fails.
+/// Writes such a folder, and removes the weights of a model that it held before. Reads one tensor
+/// at a time; memory: the tensors of one file. Throws Error when no family holds the model, tensors
+/// are missing, and when writing fails.
 void save_hf_folder(const std::string& path, const nn::GptConfig& config, const ShardFiles& files,
                     const HfSaveOptions& options = {});
 

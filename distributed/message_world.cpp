@@ -1,5 +1,7 @@
 #include "weft/distributed/message_world.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <utility>
 
@@ -14,6 +16,15 @@
 namespace weft::distributed {
 namespace {
 
+// For a failure that a destructor finds.
+void end_process_with_failure() {
+  static const int registered = std::atexit([] {
+    std::fflush(nullptr);
+    std::_Exit(EXIT_FAILURE);
+  });
+  (void)registered;
+}
+
 class MessageWorld : public World {
  public:
   MessageWorld(const char* backend, const std::shared_ptr<MessageJob>& job,
@@ -27,8 +38,15 @@ class MessageWorld : public World {
   }
   ~MessageWorld() override {
     if (ended_) return;
-    if (std::uncaught_exceptions() > exceptions_) job_->give_up();
+    const bool unwinds = std::uncaught_exceptions() > exceptions_;
+    if (unwinds) job_->give_up();
     end({});
+    // Nobody has waited for the collective that failed, and the program would end as if all were
+    // well.
+    const std::string why = unwinds ? std::string() : unseen_failure();
+    if (why.empty()) return;
+    if (!job_->was_told()) std::fprintf(stderr, "rank %d: error: %s\n", rank(), why.c_str());
+    if (!under_mpi()) end_process_with_failure();  // MPI ends the process of a failed job
   }
   void end_with_error(const std::string& error, const MessageJob::Print& print) {
     job_->give_up(error);

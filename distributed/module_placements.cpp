@@ -9,15 +9,11 @@
 namespace weft::distributed {
 namespace {
 
-AxisPlacement of_axes(const AxisPlacement& p, int axes) {
-  return p.is_shard() && p.dim() < 0 ? AxisPlacement::shard(p.dim() + axes) : p;
-}
-
 // x of this rank under another placement. Its chunks are equal, so it shows the shape of the whole.
 Tensor moved(const std::string& name, const Tensor& x, const AxisPlacement& from,
              const AxisPlacement& to, const AxisPlacement& gradient, ProcessGroup& tp) {
   Shape whole = x.shape();
-  const AxisPlacement here = of_axes(from, whole.size()), there = of_axes(to, whole.size());
+  const AxisPlacement here = from.of_axes(whole.size()), there = to.of_axes(whole.size());
   for (const AxisPlacement& p : {here, there})
     check(!p.is_shard() || (p.dim() >= 0 && p.dim() < whole.size()),
           "parallelize: {} needs an axis for {}, got {}", name, p.text(), x.shape());
@@ -64,16 +60,16 @@ ModuleMoves moves_of(const std::string& name, const ModulePlacements& m, Process
 ModulePlacements of_linear(ModulePlacements m, const Shape& weight, ProcessGroup& tp) {
   const auto found = m.parameters.find("weight");
   const AxisPlacement w =
-      found == m.parameters.end() ? AxisPlacement::replicate() : of_axes(found->second, 2);
+      found == m.parameters.end() ? AxisPlacement::replicate() : found->second.of_axes(2);
   // Any sizes will do: the weight does not move, so that one rule or the input decides.
   const int axes = std::max(2, m.input.is_shard() ? m.input.dim() + 2 : 2);
   Shape x;
   for (int i = 0; i + 1 < axes; ++i) x.push_back(tp.size());
   x.push_back(weight[1]);
-  const AxisPlacement input = of_axes(m.input, axes);
+  const AxisPlacement input = m.input.of_axes(axes);
   const PlacementChoice choice = choose_placements(
       {PlacedOp::Kind::linear},
-      {{.whole = x, .placements = {m.used ? of_axes(*m.used, axes) : input}, .moves = !m.used},
+      {{.whole = x, .placements = {m.used ? m.used->of_axes(axes) : input}, .moves = !m.used},
        {.whole = weight, .placements = {w}, .moves = false}},
       {&tp}, kUsualCluster);
   const auto from_last = [&](const AxisPlacement& p) {

@@ -63,24 +63,29 @@ class LocalOptimizer : public ParallelOptimizer {
     const bool has_half =
         std::any_of(parameters.begin(), parameters.end(),
                     [](const NamedTensor& p) { return is_half(p.tensor.dtype()); });
-    const CategoryScope category(Category::gradient);
-    for (const NamedTensor& p : parameters) {
-      const ProfileScope scope(p.name.c_str());
-      if (has_half)
-        p.tensor.set_main_grad(Tensor::zeros(p.tensor.shape(), DType::f32, p.tensor.device()));
-    }
+    if (has_half) add_main_grads(parameters);
     inner_ = optim::make(parameters, options);
     first_lr_ = inner_->lr();
     zero_grad();  // zeros, but no gradients yet
   }
 
   ~LocalOptimizer() override {
-    for (const NamedTensor& p : inner_->parameters()) p.tensor.set_main_grad({});
+    for (std::size_t i = 0; i < main_grads_.size(); ++i)
+      if (has_main_grad(i)) inner_->parameters()[i].tensor.set_main_grad({});
   }
 
   void watch(Tape&) override {}
   optim::GradClip finish(double max_norm) override {
-    return optim::measure_clip(inner_->parameters(), max_norm);
+    for (std::size_t i = 0; i < main_grads_.size(); ++i)
+      check(has_main_grad(i),
+            "optimizer: {} must have the main_grad of this object, got that of a later optimizer "
+            "or none",
+            inner_->parameters()[i].name);
+    const optim::GradClip clip = optim::measure_clip(inner_->parameters(), max_norm);
+    if (clip.norm.defined()) return clip;
+    // No parameter has a gradient: a norm of 0, as on several ranks.
+    const Device device = inner_->parameters()[0].tensor.device();
+    return optim::clip_from(Tensor::zeros({1}, DType::f64, device), max_norm);
   }
   optim::StepResult step(const optim::GradClip& clip) override { return inner_->step(clip); }
   void zero_grad() override { inner_->zero_grad(); }
@@ -114,7 +119,23 @@ class LocalOptimizer : public ParallelOptimizer {
   Tensor counted_squares() const override { return inner_->sum_of_squares(); }
 
  private:
+  void add_main_grads(const NamedTensors& parameters) {
+    const CategoryScope category(Category::gradient);
+    for (const NamedTensor& p : parameters) {
+      const ProfileScope scope(p.name.c_str());
+      const DType dtype = p.tensor.dtype() == DType::f64 ? DType::f64 : DType::f32;
+      main_grads_.push_back(Tensor::zeros(p.tensor.shape(), dtype, p.tensor.device()));
+      p.tensor.set_main_grad(main_grads_.back());
+    }
+  }
+  // Not after another optimizer of the same parameters was made.
+  bool has_main_grad(std::size_t i) const {
+    const Tensor now = inner_->parameters()[i].tensor.main_grad();
+    return now.defined() && now.storage() == main_grads_[i].storage();
+  }
+
   std::unique_ptr<optim::Optimizer> inner_;
+  std::vector<Tensor> main_grads_;  // f32 for 16-bit parameters; none without such
   double first_lr_ = 0;
 };
 

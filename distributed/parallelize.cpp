@@ -133,9 +133,10 @@ void Parallelizer::place_tensors(const std::string& name, nn::Module& m, ModuleP
 }
 
 void Parallelizer::place_tensor(const std::string& module, const std::string& name,
-                                const AxisPlacement& p, bool partial) {
+                                const AxisPlacement& given, bool partial) {
   const Tensor t = own(module, name.c_str());
   check(t.defined(), "parallelize: {} has no parameter {}", module, name);
+  const AxisPlacement p = given.of_axes(t.ndim());
   if (is_placed(t)) return;
   if (p.is_replicate()) {
     layout_of(t).tp_partial = partial && tp_.size() > 1;

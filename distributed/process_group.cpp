@@ -201,6 +201,9 @@ Work ProcessGroup::all_to_all(const Tensor& out, const Tensor& in, RowList out_r
   Operation& op = call.op;
   elements_by_rank("all_to_all", out_rows, size(), out, op.out_count);
   elements_by_rank("all_to_all", in_rows, size(), in, op.in_count);
+  const std::int64_t sent = count_of(op.in_count, rank()), own = count_of(op.out_count, rank());
+  check(own == sent, "all_to_all: a rank must expect the {} elements that it sends itself, got {}",
+        sent, own);
   op.out = out;
   op.in = in;
   return submit(call);

@@ -95,6 +95,9 @@ Tensor change_dim(const Tensor& x, int from, int to, std::int64_t length, Proces
 // `length`: of the dim that `from` shards, on all ranks of the axis together.
 Tensor run_step(const Tensor& x, const AxisPlacement& from, const AxisPlacement& to,
                 std::int64_t length, ProcessGroup& g) {
+  // An average may be in range where the sum is not.
+  if (from.is_partial() && from.op() == PartialOp::avg && x.dtype() == DType::f16)
+    return run_step(x.to(DType::f32), from, to, length, g).to(DType::f16);
   if (from.is_replicate()) {
     if (to.is_shard()) return take_chunk(x, to.dim(), g);
     return to.op() == PartialOp::sum && g.rank() > 0 ? zeros_like(x) : x;

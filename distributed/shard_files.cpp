@@ -405,6 +405,9 @@ StateDict ShardFiles::like(const StateDict& like, const Place& place) const {
     read_into(name, place ? place(name, shape) : ShardSlice::of(shape), values);
     out[name] = values;
   }
+  // Ranks write their parts of a tensor, of which an empty one has none.
+  for (const auto& [name, own] : like)
+    if (own.numel() == 0 && !out.contains(name)) out[name] = own;
   return out;
 }
 

@@ -21,24 +21,34 @@ namespace weft::distributed {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr std::chrono::milliseconds kAgain{20};  // between attempts to connect
-constexpr std::chrono::seconds kAttempt{5};      // for one; a host may have several addresses
+constexpr std::chrono::milliseconds kAgain{20};      // between attempts to connect
+constexpr std::chrono::milliseconds kAskAgain{500};  // between questions for an unknown name
+constexpr std::chrono::seconds kAttempt{5};          // for one; a host may have several addresses
 
 struct Free {
   void operator()(addrinfo* list) const { freeaddrinfo(list); }
 };
 
-// Null if the name's server does not answer now.
-std::unique_ptr<addrinfo, Free> addresses_of(const Endpoint& e, int flags) {
+struct Addresses {
+  std::unique_ptr<addrinfo, Free> list;
+  int code;  ///< of getaddrinfo()
+  const char* why() const { return gai_strerror(code); }
+  /// A cluster may learn a host's name only when the host has started.
+  bool may_come() const { return code == EAI_AGAIN || code == EAI_NONAME || code == EAI_NODATA; }
+};
+
+Addresses addresses_of(const Endpoint& e, int flags) {
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags | AI_NUMERICSERV;
   addrinfo* list = nullptr;
   const int code = getaddrinfo(e.host.c_str(), std::to_string(e.port).c_str(), &hints, &list);
-  if (code == EAI_AGAIN) return nullptr;
-  check_system(code == 0, "tcp: host '{}' is unknown: {}", e.host, gai_strerror(code));
-  return std::unique_ptr<addrinfo, Free>(list);
+  return {std::unique_ptr<addrinfo, Free>(list), code};
+}
+
+void check_known(const Endpoint& e, const Addresses& found) {
+  check_system(found.code == 0, "tcp: host '{}' is unknown: {}", e.host, found.why());
 }
 
 Socket open(const addrinfo& a) {
@@ -96,7 +106,7 @@ std::string Endpoint::text() const {
   return message(host.find(':') == std::string::npos ? "{}:{}" : "[{}]:{}", host, port);
 }
 
-bool Endpoint::is_loopback() const {
+bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
@@ -106,9 +116,10 @@ int milliseconds_to(Until until) {
 }
 
 Socket listen_at(const Endpoint& at, int waiting) {
-  const auto list = addresses_of(at, AI_PASSIVE);
+  const Addresses found = addresses_of(at, AI_PASSIVE);
+  check_known(at, found);
   int error = EADDRNOTAVAIL;
-  for (const addrinfo* a = list.get(); a; a = a->ai_next) {
+  for (const addrinfo* a = found.list.get(); a; a = a->ai_next) {
     Socket s = open(*a);
     // Else a job could not start again for a minute after it has ended.
     if (s.is_open()) set(s, SOL_SOCKET, SO_REUSEADDR);
@@ -131,9 +142,14 @@ Socket accept_from(const Socket& listener) {
 }
 
 Socket connect_to(const Endpoint& to, Until until) {
-  do {
-    const auto list = addresses_of(to, 0);
-    for (const addrinfo* a = list.get(); a; a = a->ai_next) {
+  bool has_logged = false;
+  for (;;) {
+    const Addresses found = addresses_of(to, 0);
+    if (!found.may_come() || Clock::now() >= until) check_known(to, found);
+    if (found.code != 0 && !std::exchange(has_logged, true))
+      log_line(message("tcp: host '{}' is not known yet ({}); trying again until the timeout",
+                       to.host, found.why()));
+    for (const addrinfo* a = found.list.get(); a; a = a->ai_next) {
       Socket s = open(*a);
       if (!s.is_open() || !connects(s, *a, std::min(until, Clock::now() + kAttempt))) continue;
       // Within one machine a connection to a port that nobody listens at may find itself.
@@ -141,9 +157,9 @@ Socket connect_to(const Endpoint& to, Until until) {
       prepare(s);
       return s;
     }
-    std::this_thread::sleep_for(kAgain);
-  } while (Clock::now() < until);
-  return {};
+    if (found.code == 0 && Clock::now() >= until) return {};
+    std::this_thread::sleep_for(found.code == 0 ? kAgain : kAskAgain);
+  }
 }
 
 Endpoint own_end(const Socket& socket) {

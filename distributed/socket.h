@@ -32,8 +32,9 @@ struct Endpoint {
   int port = 0;
   /// "127.0.0.1:29500" or "[::1]:29500"
   std::string text() const;
-  bool is_loopback() const;
 };
+/// Whether only the own machine reaches this host.
+bool is_loopback(const std::string& host);
 
 using Until = std::chrono::steady_clock::time_point;
 
@@ -42,7 +43,8 @@ using Until = std::chrono::steady_clock::time_point;
 Socket listen_at(const Endpoint& at, int waiting);
 /// A waiting connection; not open if there is none.
 Socket accept_from(const Socket& listener);
-/// Connects within the time, also to somebody who begins to listen only now. Not open if nobody
+/// Connects within the time, also to somebody who begins to listen only now, or whose name becomes
+/// known only now. Not open if nobody
 /// did. Throws Error (Fault::system) on an unknown host.
 Socket connect_to(const Endpoint& to, Until until);
 /// This side's address and the other's.

@@ -80,12 +80,22 @@ int processors_at(const TcpSeat& seat) {
 
 // Rank 0: waits for all others, and tells each where they are.
 void receive_guests(const TcpPlace& place, double limit, Until until, TcpPeers& peers) {
-  TcpLobby lobby(listen_at(place.master, place.size), place, 1, true);
+  Socket listener = listen_at(place.master, place.size);
+  const std::string at = own_end(listener).host;
+  const bool is_hidden = is_loopback(at) && !is_loopback(place.master.host);
+  const int here = variable("LOCAL_WORLD_SIZE").value_or(place.size);
+  check(!is_hidden || here >= place.size,
+        "tcp_world: MASTER_ADDR must be an address that other machines reach, got {}, which is {} "
+        "on its own machine (see /etc/hosts)",
+        place.master.host, at);
+  TcpLobby lobby(std::move(listener), place, 1, true);
   auto answer = with_magic<TcpWelcome>();
   answer.size = place.size;
   if (!lobby.wait(until)) {
-    const std::string why =
-        message("{} did not come to {} within {} s", lobby.missing(), place.master.text(), limit);
+    const std::string why = message(
+        "{} did not come to {} within {} s{}", lobby.missing(), place.master.text(), limit,
+        is_hidden ? message("; {} is {} here, where no other machine comes", place.master.host, at)
+                  : std::string());
     answer.answer = TcpWelcome::Answer::somebody_missing;
     why.copy(answer.text, sizeof answer.text - 1);
     for (auto& [rank, guest] : lobby.guests()) send_some(guest.socket, &answer, sizeof answer);
@@ -185,7 +195,7 @@ TcpPeers connect_ranks(const TcpPlace& place, double timeout_s) {
         "tcp_world: WEFT_TOKEN must have at most {} characters, got {}", sizeof TcpHello::token - 1,
         place.token.size());
   check(
-      !place.token.empty() || place.master.is_loopback(),
+      !place.token.empty() || is_loopback(place.master.host),
       "tcp_world: WEFT_TOKEN must be set, to a secret that all ranks know, when rank 0 listens at "
       "{}: anybody could connect",
       place.master.text());

@@ -191,12 +191,15 @@ void ThreadChannel::combine(const Operation& op, std::int64_t to, std::int64_t f
 // All are posted before any is awaited, so that ranks that send to each other do not deadlock.
 void ThreadChannel::pass_messages(Operation& op) {
   rendezvous_->post_sends(rank(), op);
-  for (const Transfer& expected : op.receives) receive(op, expected);
+  received_.assign(op.receives.size(), 0);
+  for (std::size_t i = 0; i < op.receives.size(); ++i) receive(op);
   rendezvous_->wait_received(rank(), op);
 }
 
-void ThreadChannel::receive(Operation& op, const Transfer& expected) {
-  const auto [sender, sent] = rendezvous_->begin_receive(rank(), op, expected.rank);
+void ThreadChannel::receive(Operation& op) {
+  const auto [sender, sent, index] = rendezvous_->begin_receive(rank(), op, received_);
+  const Transfer& expected = op.receives[index];
+  received_[index] = 1;
   std::string text = difference(*sender, *sent, op, expected, *this);
   try {
     check_same_device(*sender, expected.rank, op, rank());

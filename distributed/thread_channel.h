@@ -24,13 +24,14 @@ class ThreadChannel : public Channel {
   void all_reduce(Operation& op);
   void combine(const Operation& op, std::int64_t to, std::int64_t first, std::int64_t elements);
   void pass_messages(Operation& op);
-  void receive(Operation& op, const Transfer& expected);
+  void receive(Operation& op);
   void wait_for_peers(const Operation& op, cuda::Event Operation::*event) const;
   void leave(Operation& op);
 
   const std::shared_ptr<Job> job_;
   const std::shared_ptr<Rendezvous> rendezvous_;
   std::vector<const void*> parts_;  // inputs of a reduction, by rank
+  std::vector<char> received_;      // of the messages of a call, by place in its list
   std::vector<char> scratch_;       // for small reductions
 };
 

@@ -216,14 +216,27 @@ void Rendezvous::post_sends(int rank, const Operation& op) {
   if (asleep_ && !op.sends.empty()) changed_.notify_all();
 }
 
-Rendezvous::Message Rendezvous::begin_receive(int rank, const Operation& op, int from) {
+Rendezvous::Message Rendezvous::begin_receive(int rank, const Operation& op,
+                                              const std::vector<char>& received) {
   std::unique_lock lock(mutex_);
-  Mailbox& box = mailbox(from, rank);
   if (job_.failed()) throw job_.failure();
-  wait(
-      lock, op, [&] { return !box.messages.empty(); }, [&](int r) { return r == from; });
+  std::size_t first = 0;
+  // Of one sender, the first in the list that is not received is the oldest message.
+  const auto has_come = [&] {
+    for (first = 0; first < op.receives.size(); ++first)
+      if (!received[first] && !mailbox(op.receives[first].rank, rank).messages.empty()) return true;
+    return false;
+  };
+  wait(lock, op, has_come, [&](int r) {
+    for (std::size_t i = 0; i < op.receives.size(); ++i)
+      if (!received[i] && op.receives[i].rank == r) return true;
+    return false;
+  });
+  Mailbox& box = mailbox(op.receives[first].rank, rank);
   box.being_taken = true;
-  return box.messages[0];
+  Message message = box.messages[0];
+  message.receive = first;
+  return message;
 }
 
 void Rendezvous::end_receive(int rank, int from) {

@@ -81,9 +81,11 @@ class Rendezvous {
   struct Message {
     const Operation* sender = nullptr;
     const Transfer* sent = nullptr;
+    std::size_t receive = 0;  ///< index in the receiver's list
   };
   void post_sends(int rank, const Operation& op);
-  Message begin_receive(int rank, const Operation& op, int from);
+  /// The first to come of the messages that the operation expects, but for those already received.
+  Message begin_receive(int rank, const Operation& op, const std::vector<char>& received);
   void end_receive(int rank, int from);
   void wait_received(int rank, const Operation& op);
 

@@ -19,8 +19,13 @@ class ThreadWorld : public World {
     start(true);
   }
   ~ThreadWorld() override { stop(); }
-  /// Completes the queued collectives while this rank still counts as present.
-  void finish() { stop(); }
+  /// Completes the queued collectives while this rank still counts as present. Throws Error when
+  /// one has failed for which nobody waited.
+  void finish() {
+    stop();
+    const std::string why = unseen_failure();
+    check_system(why.empty(), "{}", why);
+  }
   const char* backend() const override { return "thread"; }
   std::string failure() const override {
     return job_->failed() ? std::string(job_->failure().what()) : std::string();

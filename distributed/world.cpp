@@ -43,6 +43,12 @@ void World::stop() {
   for (const auto& thread : threads_) thread->stop();
 }
 
+std::string World::unseen_failure() const {
+  for (const auto& thread : threads_)
+    if (std::string why = thread->unseen_failure(); !why.empty()) return why;
+  return "";
+}
+
 std::shared_ptr<ProcessGroup> World::group(const std::string& name, const std::vector<int>& ranks,
                                            Lane lane) {
   return split(name, {ranks}, lane);

@@ -19,7 +19,14 @@ bool is_bias(const std::string& name) {
 std::vector<ParamSettings> assign_groups(const NamedTensors& parameters,
                                          const std::vector<GroupRule>& rules, double weight_decay) {
   std::vector<Pattern> patterns;
-  for (const GroupRule& rule : rules) patterns.emplace_back("groups", rule.pattern);
+  for (const GroupRule& rule : rules) {
+    patterns.emplace_back("groups", rule.pattern);
+    check(rule.lr_scale >= 0 && std::isfinite(rule.lr_scale),
+          "groups: lr_scale must be at least 0, got {}", rule.lr_scale);
+    const double decay = rule.weight_decay.value_or(0);
+    check(decay >= 0 && std::isfinite(decay), "groups: weight_decay must be at least 0, got {}",
+          decay);
+  }
   std::vector<bool> used(rules.size(), false);
   std::vector<ParamSettings> out;
   for (const NamedTensor& p : parameters) {
@@ -30,11 +37,6 @@ std::vector<ParamSettings> assign_groups(const NamedTensors& parameters,
       used[r] = true;
       if (decided) continue;
       decided = true;
-      check(rules[r].lr_scale >= 0 && std::isfinite(rules[r].lr_scale),
-            "groups: lr_scale must be at least 0, got {}", rules[r].lr_scale);
-      const double decay = rules[r].weight_decay.value_or(0);
-      check(decay >= 0 && std::isfinite(decay), "groups: weight_decay must be at least 0, got {}",
-            decay);
       settings.lr_scale = rules[r].lr_scale;
       settings.weight_decay = rules[r].weight_decay.value_or(settings.weight_decay);
     }

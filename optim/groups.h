@@ -30,7 +30,7 @@ struct ParamSettings {
 /// at least 2 axes, and 0 to norms and to biases, including those of experts: names whose last part
 /// is "bias" or ends with "_bias".
 /// Throws Error on an invalid pattern, on one that matches no parameter, and on a negative or
-/// infinite lr_scale or decay of one that does.
+/// infinite lr_scale or decay.
 std::vector<ParamSettings> assign_groups(const NamedTensors& parameters,
                                          const std::vector<GroupRule>& rules, double weight_decay);
 

@@ -33,6 +33,7 @@ Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rule
           p.name);
     const bool is_leaf = !p.tensor.requires_grad() || p.tensor.impl()->leaf;
     check(is_leaf, "optimizer: {} must be a leaf, got the output of an op", p.name);
+    dtypes_.push_back(p.tensor.dtype());
     check(tensors.insert(p.tensor.impl()).second,
           "optimizer: every parameter must be given once, got {} under two names", p.name);
   }
@@ -40,6 +41,12 @@ Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rule
   check(settings_.size() == parameters_.size(),
         "optimizer: settings must have one entry for each of {} parameters, got {}",
         parameters_.size(), settings_.size());
+  for (const ParamSettings& s : settings_) {
+    check(s.lr_scale >= 0 && std::isfinite(s.lr_scale),
+          "optimizer: lr_scale must be at least 0, got {}", s.lr_scale);
+    check(s.weight_decay >= 0 && std::isfinite(s.weight_decay),
+          "optimizer: weight_decay must be at least 0, got {}", s.weight_decay);
+  }
   set_lr(lr);
   if (!parameters_.empty() && parameters_[0].tensor.device().is_gpu())
     outside_ = StateMemory::current();
@@ -135,14 +142,14 @@ bool Optimizer::fill_slot(std::size_t i, ParamSlot& slot) {
   check(p.is_contiguous() && g.is_contiguous(),
         "optimizer: {} and its gradient must be contiguous, got strides {} and {}", name,
         p.strides(), g.strides());
-  for (const State& s : states_)
-    check(
-        s.tensors[i].device() == p.device() &&
-            (s.tensors[i].dtype() == DType::f64) == (p.dtype() == DType::f64),
-        "optimizer: {} changed to {} on {} after its state was created; create the optimizer after "
-        "to()",
-        name, p.dtype(), p.device());
   check_master(i);
+  bool is_as_created = p.dtype() == dtypes_[i];
+  for (const State& s : states_)
+    is_as_created = is_as_created && s.tensors[i].device() == p.device();
+  check(is_as_created,
+        "optimizer: {} changed to {} on {} after its optimizer was created; create the optimizer "
+        "after to()",
+        name, p.dtype(), p.device());
   if (p.is_meta()) return true;
   const Tensor master = has_master(i) ? masters_[i].kept : Tensor();
   const bool copied = master.defined() && master_form_ == MasterWeights::f32;

@@ -129,7 +129,8 @@ class Optimizer {
   /// Loads optimizer state. Load the model first: a 16-bit parameter that is written after its
   /// master weight resets that master. In the remainder form the parameter is overwritten with its
   /// high half; where a state of the f32 form has a tie, that bf16 differs from the model file's.
-  /// Throws Error, without changing anything, on a missing or unexpected name or another shape.
+  /// Throws Error, without changing anything, on a missing or unexpected name, another shape, a
+  /// dtype that is not f32, f64, bf16 or f16, a tensor on meta, and a step below 0.
   void load_state_dict(const StateDict& state);
 
  protected:
@@ -144,7 +145,7 @@ class Optimizer {
     /// f16 states: one f32 factor each. e4m3 states: the u8 exponents of their blocks
     /// (core/kernels/rounding.h). Otherwise null.
     std::vector<Tensor> scales;
-    bool keeps_above_zero = false;  ///< e4m3: a number above 0 never becomes 0
+    bool keeps_above_zero = false;  ///< f16 and e4m3: a number above 0 never becomes 0
   };
   /// Adds zeros for each parameter (f64 for an f64 one); returns the index in states_.
   std::size_t add_state(const char* name, DType dtype);
@@ -163,6 +164,7 @@ class Optimizer {
   virtual void update(const double* grad_scale, std::size_t begin, std::size_t end) = 0;
 
   NamedTensors parameters_;
+  std::vector<DType> dtypes_;  ///< of the parameters
   std::vector<ParamSettings> settings_;
   std::vector<State> states_;
   double lr_;

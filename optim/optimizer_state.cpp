@@ -79,9 +79,14 @@ void store(const Tensor& values, const Tensor& stored, const Tensor& scale, bool
     return store_blocks(values, stored, scale, {.keeps_above_zero = keeps_above_zero});
   const double s = static_cast<float>(absmax(values) / kLargestF16State);
   scale.fill_(s);
-  Tensor shrunk = Tensor::empty(values.shape(), DType::f64, values.device());
-  shrunk.copy_(values);
-  stored.copy_(shrunk.mul_(s == 0 ? 0 : 1 / s));
+  std::vector<double> shrunk(static_cast<std::size_t>(values.numel()));
+  values.copy_to(shrunk);
+  for (double& x : shrunk) {
+    const bool keeps = keeps_above_zero && x > 0 && s > 0;
+    x *= s == 0 ? 0 : 1 / s;
+    if (keeps) x = std::max(x, 0x1p-24);
+  }
+  stored.copy_(Tensor::from(std::span<const double>(shrunk), values.shape()));
 }
 
 }  // namespace
@@ -135,12 +140,21 @@ void Optimizer::load_state_dict(const StateDict& state) {
   check(step != state.end(), "load_state_dict: the optimizer state must have \"step\", got none");
   check(step->second.numel() == 1, "load_state_dict: step must have 1 element, got shape {}",
         step->second.shape());
+  check(is_integral(step->second.dtype()) && !step->second.is_meta(),
+        "load_state_dict: step must be an integer, got {} on {}", step->second.dtype(),
+        step->second.device());
+  const std::int64_t steps = step->second.item_int();
+  check(steps >= 0, "load_state_dict: step must be at least 0, got {}", steps);
   std::set<std::string> known{"step"};
   const auto expect = [&](const NamedTensor& p, const std::string& name) {
     const auto it = state.find(name);
     check(it != state.end(), "load_state_dict: {} is missing from the optimizer state", name);
     check(it->second.shape() == p.tensor.shape(), "load_state_dict: {} must have shape {}, got {}",
           name, p.tensor.shape(), it->second.shape());
+    check(is_compute(it->second.dtype()),
+          "load_state_dict: {} must be f32, f64, bf16 or f16, got {}", name, it->second.dtype());
+    check(!it->second.is_meta() || p.tensor.is_meta(),
+          "load_state_dict: {} must have values, got a tensor on meta", name);
     known.insert(name);
   };
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -151,7 +165,7 @@ void Optimizer::load_state_dict(const StateDict& state) {
   }
   for (const auto& [name, tensor] : state)
     check(known.count(name), "load_state_dict: {} is not part of this optimizer's state", name);
-  steps_ = step->second.item_int();
+  steps_ = steps;
   for (const State& s : states_)
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       restore_storage(s.tensors[i].storage());

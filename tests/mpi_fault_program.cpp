@@ -48,6 +48,10 @@ void go_wrong(World& w, const std::string& fault, const std::string& folder) {
   if (fault == "kind" && wrong) w.all().all_reduce(x, weft::distributed::Reduce::max).wait();
   if (fault == "count" && wrong) w.all().all_reduce(Tensor::full({999}, 1.0)).wait();
   if (fault == "dtype" && wrong) w.all().all_reduce(Tensor::full({1000}, 1.0, DType::i32)).wait();
+  if (fault == "dropped") {
+    const auto nobody_waits = w.all().all_reduce(wrong ? Tensor::full({999}, 1.0) : x);
+    return;
+  }
   if (fault == "group") w.group(wrong ? "this" : "that", {0, 1})->barrier().wait();
   if (fault == "skip" && wrong) {
     pair->barrier().wait();

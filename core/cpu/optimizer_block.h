@@ -115,7 +115,7 @@ class Block {
       k.narrow_blocks(buffer_, random, s.keeps_above_zero, at<e4m3>(s.data, offset),
                       at<std::uint8_t>(s.exponents, offset / kScaleBlock), n);
     else if (s.dtype == DType::f16)
-      k.narrow_scaled(buffer_, s.scale, at<f16>(s.data, offset), n);
+      k.narrow_scaled(buffer_, s.scale, s.keeps_above_zero, at<f16>(s.data, offset), n);
   }
   /// The numbers that the step of a slot updates.
   float* read_param(const ParamSlot& s, std::int64_t offset, std::int64_t n) {

@@ -121,9 +121,10 @@ struct RandomHalves {
 };
 
 struct OptimizerKernels {
-  /// y = x * scale, and y = x / scale (0 for scale 0).
+  /// y = x * scale, and y = x / scale (0 for scale 0), which with `keeps_above_zero` is above 0
+  /// where x is.
   void (*widen_scaled)(const f16* x, float scale, float* y, std::int64_t n);
-  void (*narrow_scaled)(const float* x, float scale, f16* y, std::int64_t n);
+  void (*narrow_scaled)(const float* x, float scale, bool keeps_above_zero, f16* y, std::int64_t n);
   /// Rounds stochastically (core/kernels/rounding.h).
   void (*narrow_random)(const float* x, const RandomHalves& random, bf16* y, std::int64_t n);
   /// Blocks of e4m3 with their exponents; x and y start with a block.

@@ -89,6 +89,13 @@ def calls_something_else(folder):
            "rank 1 called all_reduce max 3 of group world, f32 [1000]")
 
 
+def nobody_waits(folder):
+    """A collective that fails, whose Work was dropped."""
+    done = launch(2, FAULTS, "dropped", SECONDS, folder)
+    assert done.returncode == 1, done
+    assert "error: all ranks of a group must give the same rows: rank " in done.stderr, done.stderr
+
+
 def absent(folder):
     """Rank 1 ends before it creates its world."""
     job = Job(command(3, FAULTS, "absent", 2, folder, flags=PATIENT), environment())

@@ -295,6 +295,9 @@ TEST_CASE("ddp: errors name the rule") {
           "ddp: grad_dtype must be f32 or bf16, got f16");
     CHECK(test::error_of([&] { Ddp(model, mesh, {}, {.bucket_size = -1}); }) ==
           "ddp: bucket_size must be at least 0, got -1");
+    for (const std::int64_t multiple : {-1, 0, 3, 128})
+      CHECK(test::error_of([&] { Ddp(model, mesh, {}, {.slice_multiple = multiple}); }) ==
+            message("ddp: slice_multiple must be a power of two up to 64, got {}", multiple));
     Stack empty(0);
     CHECK(test::error_of([&] { Ddp(empty, mesh); }) ==
           "ddp: the model must have parameters, got none");

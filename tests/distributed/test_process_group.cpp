@@ -106,6 +106,27 @@ TEST_CASE("process_group: at_once() runs a collective in wait()") {
   });
 }
 
+TEST_CASE("process_group: a batch receives its messages in any order") {
+  run_ranks(3, [](World& w) {
+    const Tensor one = Tensor::full({4}, w.rank()), other = Tensor::zeros({4});
+    ProcessGroup& g = w.all();
+    if (w.rank() == 0) {
+      const Tensor from1 = Tensor::zeros({4}), from2 = Tensor::zeros({4}), second = from2.clone();
+      g.batch({}, {{from1, 1}, {from2, 2}, {second, 2}}).wait();
+      CHECK(from1.select(0, 3).item() == 1);
+      CHECK(from2.select(0, 3).item() == 2);
+      CHECK(second.select(0, 3).item() == 5);
+    } else if (w.rank() == 1) {  // it waits for rank 2, which waits until rank 0 has its messages
+      g.receive(other, 2).wait();
+      g.send(one, 0).wait();
+    } else {
+      g.send(one, 0).wait();
+      g.send(Tensor::full({4}, 5), 0).wait();
+      g.send(one, 1).wait();
+    }
+  });
+}
+
 TEST_CASE("process_group: a slow link delays wait() and the delay is counted") {
   WorldOptions options;
   options.link = {1e6, 0.01};

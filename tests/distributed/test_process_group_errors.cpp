@@ -81,10 +81,12 @@ TEST_CASE("process_group errors: mismatched calls report what each rank called")
   CHECK(failure(2,
                 [&](World& w) {
                   const Tensor in = Tensor::zeros({4, 3}), out = Tensor::zeros({4, 3});
-                  w.all().all_to_all(out, in, {2, 2}, w.rank() ? Rows{1, 3} : Rows{2, 2}).wait();
+                  w.all().all_to_all(out, in, {2, 2}, {2, 2}).wait();
+                  const Tensor more = Tensor::zeros({w.rank() ? 3 : 4, 3});
+                  w.all().all_to_all(out, more, {2, 2}, w.rank() ? Rows{1, 2} : Rows{2, 2}).wait();
                 }) ==
-        "rank 0 must expect what rank 1 sends, 3 elements, got 6: rank 1 called all_to_all 0 "
-        "of group world, f32 [4, 3] from f32 [4, 3], rank 0 called all_to_all 0 of group "
+        "rank 0 must expect what rank 1 sends, 3 elements, got 6: rank 1 called all_to_all 1 "
+        "of group world, f32 [4, 3] from f32 [3, 3], rank 0 called all_to_all 1 of group "
         "world, f32 [4, 3] from f32 [4, 3]");
   CHECK(failure(2,
                 [&](World& w) {
@@ -237,6 +239,9 @@ TEST_CASE("process_group errors: the calling rank reports wrong arguments") {
   CHECK(error([&] {
           return g.all_gather(x, part, {2, 3, 3, 0});
         }) == "all_gather: in must have 3 rows, got 2");
+  CHECK(error([&] {
+          return g.all_to_all(Tensor::zeros({8, 2}), x, {2, 3, 2, 1}, {3, 2, 2, 1});
+        }) == "all_to_all: a rank must expect the 4 elements that it sends itself, got 6");
   CHECK(error([&] { return g.all_gather(x, x.narrow(0, 3, 2)); }) ==
         "all_gather: in shares memory with more than the rows of its own rank");
   CHECK(error([&] { return g.reduce_scatter(x.narrow(0, 0, 2), x); }) ==
@@ -275,6 +280,20 @@ TEST_CASE("process_group errors: the calling rank reports wrong arguments") {
         "world: the link's bytes_per_s and latency_s must be at least 0, got 0 and -1");
   CHECK(test::error_of([] { run_ranks(0, [](World&) {}); }) ==
         "run_ranks: ranks must be at least 1, got 0");
+}
+
+TEST_CASE("process_group errors: a collective for which nobody waits fails the job") {
+  CHECK(
+      test::error_of([] {
+        run_ranks(2, [](World& w) {
+          const Work dropped = w.all().all_reduce(Tensor::zeros({w.rank() == 0 ? 4 : 8}));
+        });
+      }).starts_with("all ranks of a group must give the same rows: rank 0 called all_reduce 0 "));
+  CHECK(test::error_of([] {
+          run_ranks(2, [](World& w) {
+            if (w.rank() == 0) const Work dropped = w.all().all_reduce(Tensor::zeros({4}));
+          });
+        }) != "no error");
 }
 
 TEST_CASE("process_group errors: at most 16 threads share a GPU") {

@@ -109,6 +109,14 @@ TEST_CASE("redistribute: an average beside a sum divides by the ranks of its own
   });
 }
 
+TEST_CASE("redistribute: an average in f16 whose sum is out of range") {
+  test::distributed_test({2, 3, 8}, [](World& w) {
+    const Tensor x = Tensor::full({w.size()}, 40000, DType::f16);
+    for (const AxisPlacement& to : {kR, s(0)})
+      CHECK(redistribute(x, {w.size()}, {&w.all()}, {kAvg}, {to}).select(0, 0).item() == 40000);
+  });
+}
+
 TEST_CASE("redistribute: gradients are placed as their tensors") {
   test::distributed_test({2, 4}, [](World& w) {
     const MeshAxes axes{&w.all()};

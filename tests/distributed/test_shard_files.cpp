@@ -188,6 +188,15 @@ TEST_CASE("shard files: an element that a slice needs and no file has is an erro
         }) == "checkpoint: element 13 of w [6, 4] is in none of the files");
 }
 
+TEST_CASE("shard files: a tensor without elements may be in no file") {
+  const Files files;
+  const ShardFiles all(files.paths);
+  const StateDict read =
+      all.like({{"norm", Tensor::zeros({3})}, {"nothing", Tensor::zeros({0, 3})}});
+  CHECK(read.at("nothing").shape() == Shape{0, 3});
+  CHECK(!all.like({{"norm", Tensor::zeros({3})}, {"more", Tensor::zeros({1})}}).contains("more"));
+}
+
 TEST_CASE("shard files: errors name the problem") {
   SUBCASE("an element in none of the files") {
     const Files f(false);

@@ -209,6 +209,11 @@ TEST_CASE("tcp_world: errors at the start") {
         "tcp_world: WEFT_TOKEN must have at most 127 characters, got 128");
   CHECK(error({0, 2, {"no such host", port}, "x"})
             .starts_with("tcp: host 'no such host' is unknown: "));
+  const auto begun = std::chrono::steady_clock::now();
+  CHECK(test::error_of([&] {
+          connect_to({"no such host", port}, begun + milliseconds(200));
+        }).starts_with("tcp: host 'no such host' is unknown: "));
+  CHECK(std::chrono::steady_clock::now() >= begun + milliseconds(200));
   const Socket other = listen_at({"127.0.0.1", port}, 1);
   CHECK(error(place(0, 2, port)) ==
         message("tcp: port {} of 127.0.0.1 is in use, perhaps by another job; set another "

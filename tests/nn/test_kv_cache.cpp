@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <vector>
 
 #include "weft/autograd/view.h"
 #include "weft/nn/gpt.h"
@@ -54,10 +55,12 @@ TEST_CASE("kv_cache: a call that is refused leaves every layer as it was") {
     const Gpt model = model_of(pattern);
     KvCache cache(model.config, 1, 4), untouched(model.config, 1, 4);
     for (KvCache* const c : {&cache, &untouched}) model.decode(tokens({1, 2, 3}), *c);
-    CHECK(error_of([&] { model.decode(tokens({9, 9}), cache); }) ==
-          "kv_cache: 3 tokens and 2 new ones must fit the capacity 4");
-    CHECK(error_of([&] { model.decode(Tensor::zeros({2, 1}, DType::i32), cache); }) ==
-          "kv_cache: made for a batch of 1, got 2");
+    CHECK(error_of([&] {
+            model.decode(tokens({9, 9}), cache);
+          }) == "kv_cache: 3 tokens and 2 new ones must fit the capacity 4");
+    CHECK(error_of([&] {
+            model.decode(Tensor::zeros({2, 1}, DType::i32), cache);
+          }) == "kv_cache: made for a batch of 1, got 2");
     CHECK(error_of([&] { model.decode(tokens({11}), cache); }) ==
           "embedding: ids must be in [0, 11), got 11");
     CHECK(different_bits(model.decode(tokens({5}), cache), model.decode(tokens({5}), untouched)) ==
@@ -76,9 +79,8 @@ TEST_CASE("kv_cache: rows need caches of their own") {
         "gpt: each row needs a cache of its own, got that of another row for row 1");
   CHECK(decode({nullptr, &one}) == "gpt: each row needs a cache of its own, got none for row 0");
   CHECK(decode({&one, &two}) == "kv_cache: made for a batch of 2, got 1");
-  CHECK(error_of([&] {
-          model.decode(ids, std::array{&one});
-        }) == "gpt: each of the 2 rows needs a cache, got 1");
+  CHECK(error_of([&] { model.decode(ids, std::array{&one}); }) ==
+        "gpt: each of the 2 rows needs a cache, got 1");
   CHECK(one.length() == 0);
   CHECK(decode({&one, &other}) == "no error");
 }
@@ -86,8 +88,9 @@ TEST_CASE("kv_cache: rows need caches of their own") {
 TEST_CASE("kv_cache: errors name the rule") {
   Gpt model = model_of("a");
   KvCache cache(model.config, 1, 4);
-  CHECK(error_of([&] { model.decode(Tensor::zeros({1, 0}, DType::i32), cache); }) ==
-        "gpt: decode needs ids of shape (batch, tokens) with at least 1 token, got [1, 0]");
+  CHECK(error_of([&] {
+          model.decode(Tensor::zeros({1, 0}, DType::i32), cache);
+        }) == "gpt: decode needs ids of shape (batch, tokens) with at least 1 token, got [1, 0]");
   CHECK(error_of([&] { KvCache(model.config, 0, 4); }) ==
         "kv_cache: batch and capacity must be at least 1, got 0 and 4");
   const Tensor k = Tensor::zeros({1, 5, 2, 8});

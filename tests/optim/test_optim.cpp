@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/nn/linear.h"
 #include "weft/optim/adamw.h"
 #include "weft/optim/sgd.h"
 #include "weft/tests/optim_support.h"
@@ -177,6 +178,9 @@ TEST_CASE("groups: a rule may be shadowed everywhere but must match a name") {
   CHECK(test::error_of([&] {
           optim::assign_groups(ps, {{.pattern = ".", .weight_decay = -1}}, 0);
         }) == "groups: weight_decay must be at least 0, got -1");
+  CHECK(test::error_of([&] {
+          optim::assign_groups(ps, {{.pattern = "."}, {.pattern = "bias", .lr_scale = -1}}, 0);
+        }) == "groups: lr_scale must be at least 0, got -1");
 }
 
 TEST_CASE("optimizer: parameters are leaves, each given once") {
@@ -222,6 +226,12 @@ TEST_CASE("optimizer: settings per parameter replace groups, and a step may run 
   CHECK(seen.size() == 6);
   CHECK(test::error_of([&] { optim::Sgd(ps, {.settings = Settings{}}); }) ==
         "optimizer: settings must have one entry for each of 3 parameters, got 0");
+  CHECK(test::error_of([&] {
+          optim::Sgd(ps, {.settings = Settings{{1, 0}, {-1, 0}, {1, 0}}});
+        }) == "optimizer: lr_scale must be at least 0, got -1");
+  CHECK(test::error_of([&] {
+          optim::Sgd(ps, {.settings = Settings{{1, 0}, {1, INFINITY}, {1, 0}}});
+        }) == "optimizer: weight_decay must be at least 0, got inf");
 }
 
 TEST_CASE("optimizer: a step on the meta device needs no values") {
@@ -231,6 +241,25 @@ TEST_CASE("optimizer: a step on the meta device needs no values") {
   p.set_grad(Tensor::empty({4, 4}, DType::f32, kMeta));
   CHECK(!opt.step(optim::measure_clip({{"p", p}}, 1)).skipped);
   CHECK(opt.steps() == 1);
+}
+
+TEST_CASE("optimizer: parameters keep the dtype that they had when it was made") {
+  const auto error = [](DType before, DType after, const auto& make) {
+    nn::Linear layer(4, 4);
+    layer.to(before);
+    const auto optimizer = make(NamedTensors{{"w", layer.weight}});
+    layer.to(after);
+    layer.weight.set_grad(Tensor::ones({4, 4}, after));
+    return test::error_of([&] { optimizer->step(); });
+  };
+  const auto adam = [](const NamedTensors& p) { return std::make_unique<AdamW>(p); };
+  const auto sgd = [](const NamedTensors& p) { return std::make_unique<Sgd>(p); };
+  const std::string rule =
+      " on cpu after its optimizer was created; create the optimizer after to()";
+  CHECK(error(DType::f32, DType::bf16, adam) == "optimizer: w changed to bf16" + rule);
+  CHECK(error(DType::f32, DType::bf16, sgd) == "optimizer: w changed to bf16" + rule);
+  CHECK(error(DType::f32, DType::f64, sgd) == "optimizer: w changed to f64" + rule);
+  CHECK(error(DType::f32, DType::f32, adam) == "no error");
 }
 
 TEST_CASE("optimizer: errors name the rule") {
@@ -243,6 +272,8 @@ TEST_CASE("optimizer: errors name the rule") {
   CHECK(error({.beta1 = 1}) == "adamw: beta1 must be in [0, 1), got 1");
   CHECK(error({.beta2 = -0.5}) == "adamw: beta2 must be in [0, 1), got -0.5");
   CHECK(error({.eps = -1}) == "adamw: eps must be at least 0, got -1");
+  CHECK(error({.eps = INFINITY}) == "adamw: eps must be at least 0, got inf");
+  CHECK(error({.weight_decay = INFINITY}) == "adamw: weight_decay must be at least 0, got inf");
   CHECK(error({.weight_decay = -1}) == "adamw: weight_decay must be at least 0, got -1");
   CHECK(error({.m_dtype = DType::f64}) == "adamw: m_dtype must be f32, bf16, f16 or e4m3, got f64");
   CHECK(error({.v_dtype = DType::e5m2}) ==

@@ -140,6 +140,35 @@ TEST_CASE("adamw: f16 states carry a scale so that tiny second moments survive")
   CHECK(a.state("v") > 1e-11f);
 }
 
+TEST_CASE("adamw: a second moment above 0 stays above 0 in f16 and e4m3") {
+  // Else m / eps: the second weight would move by 15.
+  const auto moved = [](DType dtype, bool loads) {
+    const optim::AdamWOptions f32{.lr = 1e-3, .beta2 = 0.95, .weight_decay = 0};
+    optim::AdamWOptions o = f32;
+    o.m_dtype = o.v_dtype = dtype;
+    const Tensor w = Tensor::ones({3}).set_requires_grad();
+    const NamedTensors ps{{"w", w}};
+    optim::AdamW narrow(ps, o), wide(ps, f32);
+    double most = 0;
+    for (int t = 0; t < 40; ++t) {
+      w.set_grad(Tensor::of({100, t == 0 ? 1e-4 : 0, 1e-4}));
+      if (loads) {
+        wide.step();
+        narrow.load_state_dict(wide.state_dict());
+      }
+      const Tensor before = w.detach().clone();
+      narrow.step();
+      most = std::max(most, (w.detach() - before).abs().max().item());
+    }
+    return most;
+  };
+  for (const DType dtype : {DType::f32, DType::f16, DType::e4m3})
+    for (const bool loads : {false, true}) {
+      CAPTURE(message("{}, loads: {}", dtype, loads));
+      CHECK(moved(dtype, loads) < 2e-3);
+    }
+}
+
 TEST_CASE("adamw: bf16 second moments cannot decay with beta2 0.999") {
   // (1 - beta2) is below half a unit in the last place of bf16: v stays far from the mean of g^2.
   const auto second_moment = [](DType dtype, double beta2) {

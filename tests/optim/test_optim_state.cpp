@@ -78,6 +78,15 @@ TEST_CASE("optimizer: a state that does not fit is refused and changes nothing")
         "load_state_dict: other.m is not part of this optimizer's state");
   CHECK(error([](StateDict& s) { s.at("norm.weight.m") = Tensor::zeros({4}); }) ==
         "load_state_dict: norm.weight.m must have shape [3], got [4]");
+  CHECK(error([](StateDict& s) { s.at("norm.weight.m") = Tensor::zeros({3}, DType::i32); }) ==
+        "load_state_dict: norm.weight.m must be f32, f64, bf16 or f16, got i32");
+  CHECK(error([](StateDict& s) {
+          s.at("norm.weight.m") = Tensor::zeros({3}, DType::f32, kMeta);
+        }) == "load_state_dict: norm.weight.m must have values, got a tensor on meta");
+  CHECK(error([](StateDict& s) { s.at("step").fill_(-4); }) ==
+        "load_state_dict: step must be at least 0, got -4");
+  CHECK(error([](StateDict& s) { s.at("step") = Tensor::of({2.7}, {1}); }) ==
+        "load_state_dict: step must be an integer, got f32 on cpu");
   CHECK(opt.steps() == 0);
 }
 

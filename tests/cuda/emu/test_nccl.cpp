@@ -74,9 +74,8 @@ TEST_CASE("nccl: memory of a collective that a stream has joined is reused there
     return result;
   };
   CHECK(reused([](World& w, const Tensor& x, Device) { w.all().all_reduce(x).wait(); }));
-  CHECK(!reused([](World& w, const Tensor& x, Device) {
-    const Work dropped = w.all().all_reduce(x);
-  }));
+  CHECK(!reused(
+      [](World& w, const Tensor& x, Device) { const Work dropped = w.all().all_reduce(x); }));
   CHECK(!reused([](World& w, const Tensor& x, Device gpu) {  // joined by another stream
     const OwnStream other(gpu);
     w.all().all_reduce(x).wait();

@@ -1,4 +1,5 @@
-// Jobs over NCCL that fail: ranks that are missing or throw, and an emulated NCCL that fails by plan.
+// Jobs over NCCL that fail: ranks that are missing or throw, and an emulated NCCL that fails by
+// plan.
 #include <doctest/doctest.h>
 
 #include <array>
