@@ -13,7 +13,7 @@ namespace {
 
 // Inputs are x, residual, weight; the last two may be null.
 void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& rstd,
-              const Tensor& dsum) {
+              const Tensor& dsum, bool zero_centered) {
   b.once_differentiable();
   const auto give = [&](const Tensor& dx) {
     b.add(0, dx);
@@ -35,7 +35,8 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
                 .weight = weight,
                 .mean = none,
                 .rstd = rstd,
-                .dsum = dsum.defined() ? contiguous(dsum) : dsum},
+                .dsum = dsum.defined() ? contiguous(dsum) : dsum,
+                .zero_centered = zero_centered},
       NormBwdOut{.dx = dx,
                  .dweight = dweight.to,
                  .dbias = none,
@@ -46,7 +47,7 @@ void backward(Backward& b, const Tensor& x, const Tensor& weight, const Tensor& 
 }
 
 RmsNormResidual run(const char* op, const Tensor& input, const Tensor& stream, const Tensor& weight,
-                    double eps) {
+                    double eps, bool zero_centered) {
   detail::check_norm_input(op, input);
   detail::check_norm_operand(op, "residual", stream, input.shape(), "like x", input);
   detail::check_norm_operand(op, "weight", weight, {input.dim(-1)}, "last axis of x", input);
@@ -59,18 +60,24 @@ RmsNormResidual run(const char* op, const Tensor& input, const Tensor& stream, c
   const bool recorded = recording(x, residual, w);
   const RoundedRows rounded = fp8::rows_for(y, recorded);
   dispatch<cpu::rms_norm_fwd, cuda::rms_norm_fwd>(
-      NormFwdIn{.x = x, .residual = residual, .weight = w, .bias = none, .eps = eps},
+      NormFwdIn{.x = x,
+                .residual = residual,
+                .weight = w,
+                .bias = none,
+                .eps = eps,
+                .zero_centered = zero_centered},
       NormFwdOut{.sum = sum, .y = y, .mean = none, .rstd = rstd, .rounded = rounded});
   if (recorded) {
     if (residual.defined())
-      Tape::record(op, {&x, &residual, &w}, {&y, &sum},
-                   [ss = save(sum, "sum"), sw = save(w, "weight"), sr = save(rstd, "rstd")](
-                       Backward& b) { backward(b, ss.get(), sw.get(), sr.get(), b.dy(1)); });
+      Tape::record(
+          op, {&x, &residual, &w}, {&y, &sum},
+          [ss = save(sum, "sum"), sw = save(w, "weight"), sr = save(rstd, "rstd"), zero_centered](
+              Backward& b) { backward(b, ss.get(), sw.get(), sr.get(), b.dy(1), zero_centered); });
     else
-      Tape::record(op, {&x, &residual, &w}, {&y},
-                   [sx = save(x), sw = save(w, "weight"), sr = save(rstd, "rstd")](Backward& b) {
-                     backward(b, sx.get(), sw.get(), sr.get(), Tensor());
-                   });
+      Tape::record(
+          op, {&x, &residual, &w}, {&y},
+          [sx = save(x), sw = save(w, "weight"), sr = save(rstd, "rstd"), zero_centered](
+              Backward& b) { backward(b, sx.get(), sw.get(), sr.get(), Tensor(), zero_centered); });
     fp8::remember_rows(y, rounded);
   }
   return {y, sum};
@@ -78,14 +85,14 @@ RmsNormResidual run(const char* op, const Tensor& input, const Tensor& stream, c
 
 }  // namespace
 
-Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  return run("rms_norm", x, {}, weight, eps).y;
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, bool zero_centered) {
+  return run("rms_norm", x, {}, weight, eps, zero_centered).y;
 }
 
 RmsNormResidual rms_norm_residual(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                                  double eps) {
+                                  double eps, bool zero_centered) {
   check(residual.defined(), "rms_norm_residual: residual must be a tensor, got null");
-  return run("rms_norm_residual", x, residual, weight, eps);
+  return run("rms_norm_residual", x, residual, weight, eps, zero_centered);
 }
 
 }  // namespace weft

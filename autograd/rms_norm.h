@@ -3,15 +3,19 @@
 
 namespace weft {
 
-/// Root mean square normalization over the last axis:  y = x * rsqrt(mean(x^2) + eps) * weight.
+/// Root mean square normalization over the last axis:  y = x * rsqrt(mean(x^2) + eps) * gain.
+/// The gain is the weight, or with zero_centered 1 + weight, added in the dtype that computes, so
+/// that 16 bits round no small weight away.
 ///
-/// Shapes   x (..., C), weight (C) or null  ->  (..., C)
+/// Shapes   x (..., C), weight (C) or null (gain 1)  ->  (..., C)
 /// Dtypes   f32, f64, bf16, f16 (computed in f32); one dtype for both
 /// Device   cpu, cuda
 /// Saves    x, weight, rstd (...)
 /// Throws   Error on an empty last axis, a weight that is not (C), mixed dtypes or devices.
 /// Source   Zhang, Sennrich 2019, arXiv:1910.07467; eps is inside the square root.
-Tensor rms_norm(const Tensor& x, const Tensor& weight = {}, double eps = 1e-6);
+///          zero_centered as in Gemma and Qwen3-Next
+Tensor rms_norm(const Tensor& x, const Tensor& weight = {}, double eps = 1e-6,
+                bool zero_centered = false);
 
 struct RmsNormResidual {
   Tensor y;    ///< RMS norm of sum
@@ -27,6 +31,7 @@ struct RmsNormResidual {
 /// Throws   Error as rms_norm, and on a residual whose shape differs from x.
 /// Source   as rms_norm
 RmsNormResidual rms_norm_residual(const Tensor& x, const Tensor& residual,
-                                  const Tensor& weight = {}, double eps = 1e-6);
+                                  const Tensor& weight = {}, double eps = 1e-6,
+                                  bool zero_centered = false);
 
 }  // namespace weft

@@ -63,8 +63,8 @@ inline ArithmeticSeconds arithmetic_seconds(const StepModel& m) {
   const double normed = (2 * layers + 1) * tokens * static_cast<double>(dim);
   s.norm = detail::cached_seconds(normed, dim, [&](float* x) {
     float mean, rstd;
-    f.layer_norm(x, x + n, x + 2 * n, x + 3 * n, 1e-5f, x + 4 * n, x + 5 * n, dim, &mean, &rstd);
-    f.layer_norm_bwd(x, x + n, x + 2 * n, x + 4 * n, mean, rstd, x + 5 * n, x + 6 * n, x + 7 * n,
+    f.layer_norm(x, x + n, x + 2 * n, 0, x + 3 * n, 1e-5f, x + 4 * n, x + 5 * n, dim, &mean, &rstd);
+    f.layer_norm_bwd(x, x + n, x + 2 * n, 0, x + 4 * n, mean, rstd, x + 5 * n, x + 6 * n, x + 7 * n,
                      dim);
   });
   const double logits = tokens * static_cast<double>(m.config.vocab);

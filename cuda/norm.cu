@@ -14,7 +14,7 @@ template <class T>
 struct ForwardArgs {
   std::int64_t rows, C;
   const T *x, *residual, *weight, *bias;
-  Real<T> eps;
+  Real<T> eps, offset;  // offset: weight_offset()
   T *sum, *y;
   Real<T>*mean, *rstd;
   float* amax;
@@ -26,6 +26,12 @@ template <class T>
 struct CodesArgs : ForwardArgs<T> {
   RowsOut rounded;
 };
+
+/// What the normalised values are multiplied by.
+template <bool kCentred, class T>
+__device__ __forceinline__ Real<T> gain(T weight, Real<T> offset) {
+  return kCentred ? widen(weight) : widen(weight) + offset;
+}
 
 template <bool kCentred, class T, int Group, int V, int Held, class Args>
 __device__ __forceinline__ void norm_rows(const Args& a) {
@@ -88,7 +94,8 @@ __device__ __forceinline__ void norm_rows(const Args& a) {
     if constexpr (Held == 0) read(x[k], from + i);
 #pragma unroll
     for (int j = 0; j < V; ++j)
-      y[j] = narrow<T>((widen(x[k][j]) - mean) * rstd * widen(weight[j]) + widen(bias[j]));
+      y[j] = narrow<T>((widen(x[k][j]) - mean) * rstd * gain<kCentred>(weight[j], a.offset) +
+                       widen(bias[j]));
     store_pack(a.y + row + i, y);
     if (!a.amax) return;
 #pragma unroll
@@ -119,6 +126,7 @@ template <class T>
 struct BackwardArgs {
   std::int64_t rows, C, chunks = norm_chunks(rows, true);
   const T *x, *dy, *weight, *dsum;
+  Real<T> offset;  // weight_offset()
   const Real<T>*mean, *rstd;
   T* dx;
   Real<T>*partial_weight = nullptr, *partial_bias = nullptr;
@@ -163,13 +171,13 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads,
     };
     if constexpr (Held > 0) each(fetch);
 
-    R sum_g = 0, sum_gx = 0;  // of g = dy weight, and of g xhat
+    R sum_g = 0, sum_gx = 0;  // of g = dy gain, and of g xhat
     each([&](int k, std::int64_t i) {
       const auto weight = pack_or<T, V>(a.weight, i, 1);
       if constexpr (Held == 0) fetch(k, i);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        const R g = widen(dy[k][j]) * widen(weight[j]);
+        const R g = widen(dy[k][j]) * gain<kCentred>(weight[j], a.offset);
         sum_g += g;
         sum_gx += g * ((widen(x[k][j]) - mean) * rstd);
       }
@@ -185,7 +193,7 @@ __global__ void __launch_bounds__(RowPlan<Group, V, Held>::kThreads,
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         const R d = widen(dy[k][j]), xhat = (widen(x[k][j]) - mean) * rstd;
-        const R g = d * widen(weight[j]);
+        const R g = d * gain<kCentred>(weight[j], a.offset);
         dx[j] = narrow<T>((g - mean_g - xhat * mean_gx) * rstd + widen(dsum[k][j]));
         if constexpr (Held > 0) {
           dweight[k][j] += d * xhat;
@@ -228,6 +236,7 @@ void forward(const NormFwdIn& in, const NormFwdOut& out) {
                            .weight = data_or_null<T>(in.weight),
                            .bias = data_or_null<T>(in.bias),
                            .eps = static_cast<R>(in.eps),
+                           .offset = weight_offset<R>(in.weight, in.zero_centered),
                            .sum = data_or_null<T>(out.sum),
                            .y = out.y.data<T>(),
                            .mean = data_or_null<R>(out.mean),
@@ -257,6 +266,7 @@ void backward(const NormBwdIn& in, const NormBwdOut& out) {
                       .dy = in.dy.data<T>(),
                       .weight = data_or_null<T>(in.weight),
                       .dsum = data_or_null<T>(in.dsum),
+                      .offset = weight_offset<R>(in.weight, in.zero_centered),
                       .mean = data_or_null<R>(in.mean),
                       .rstd = in.rstd.data<R>(),
                       .dx = out.dx.data<T>()};

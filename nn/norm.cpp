@@ -16,9 +16,6 @@ Norm::Norm(Kind kind, std::int64_t dim, double eps) : kind(kind), eps(eps) {
   if (kind == Kind::layer) bias = make_parameter({dim}, Init::constant(0));
 }
 
-// What the normalized values are multiplied by.
-Tensor Norm::gain() const { return kind == Kind::rms_centered ? add(weight, 1) : weight; }
-
 // The RMS norm of rows that are split over ranks: the sum of squares is that of all parts.
 Tensor Norm::over_ranks(const Tensor& x) const {
   const Shard& s = shard_of(*this);
@@ -27,12 +24,15 @@ Tensor Norm::over_ranks(const Tensor& x) const {
   const double width = static_cast<double>(x.dim(-1) * s.row_ranks);
   const Tensor squares = s.sum_row(sum(square(wide), -1, true));
   const Tensor scale = rsqrt(add(mul(squares, 1 / width), eps));
-  return cast(mul(mul(wide, scale), cast(gain(), real)), x.dtype());
+  Tensor gain = cast(weight, real);
+  if (kind == Kind::rms_centered) gain = add(gain, 1);
+  return cast(mul(mul(wide, scale), gain), x.dtype());
 }
 
 Tensor Norm::operator()(const Tensor& x) const {
   if (kind == Kind::layer) return layer_norm(x, weight, bias, eps);
-  return shard_of(*this).sum_row ? over_ranks(x) : rms_norm(x, gain(), eps);
+  if (shard_of(*this).sum_row) return over_ranks(x);
+  return rms_norm(x, weight, eps, kind == Kind::rms_centered);
 }
 
 Norm::Added Norm::operator()(const Tensor& x, const Tensor& residual) const {
@@ -40,7 +40,7 @@ Norm::Added Norm::operator()(const Tensor& x, const Tensor& residual) const {
     auto [y, sum] = layer_norm_residual(x, residual, weight, bias, eps);
     return {std::move(y), std::move(sum)};
   }
-  auto [y, sum] = rms_norm_residual(x, residual, gain(), eps);
+  auto [y, sum] = rms_norm_residual(x, residual, weight, eps, kind == Kind::rms_centered);
   return {std::move(y), std::move(sum)};
 }
 

@@ -5,7 +5,7 @@
 namespace weft::nn {
 
 /// Layer or RMS normalization over the last axis; one type, so that blocks can hold either.
-/// rms_centered multiplies by 1 + weight; in 16 bits that sum is rounded.
+/// rms_centered multiplies by 1 + weight, a sum in f32 for 16-bit weights.
 struct Norm : Module {
   enum class Kind : std::uint8_t { layer, rms, rms_centered };
   Kind kind;
@@ -28,7 +28,6 @@ struct Norm : Module {
 
  private:
   Init weight_init() const { return Init::constant(kind == Kind::rms_centered ? 0 : 1); }
-  Tensor gain() const;
   Tensor over_ranks(const Tensor& x) const;
 };
 

@@ -47,8 +47,9 @@ void layer_norm_bwd_f64(const double* x, const double* dy, const double* weight,
   }
 }
 
-void rms_norm_f64(const double* x, const double* residual, const double* weight, double eps,
-                  double* sum, double* y, std::int64_t C, double* rstd) {
+void rms_norm_f64(const double* x, const double* residual, const double* weight,
+                  double weight_offset, double eps, double* sum, double* y, std::int64_t C,
+                  double* rstd) {
   if (residual) {
     for (std::int64_t c = 0; c < C; ++c) sum[c] = x[c] + residual[c];
     x = sum;
@@ -56,16 +57,20 @@ void rms_norm_f64(const double* x, const double* residual, const double* weight,
   double squares = 0;
   for (std::int64_t c = 0; c < C; ++c) squares += x[c] * x[c];
   *rstd = 1 / std::sqrt(squares / static_cast<double>(C) + eps);
-  for (std::int64_t c = 0; c < C; ++c) y[c] = x[c] * *rstd * (weight ? weight[c] : 1);
+  for (std::int64_t c = 0; c < C; ++c)
+    y[c] = x[c] * *rstd * (weight ? weight[c] + weight_offset : 1);
 }
 
-void rms_norm_bwd_f64(const double* x, const double* dy, const double* weight, const double* dsum,
-                      double rstd, double* dx, double* dweight, std::int64_t C) {
-  double mean_gx = 0;  // of g xhat with g = dy weight
-  for (std::int64_t c = 0; c < C; ++c)
-    mean_gx += (weight ? dy[c] * weight[c] : dy[c]) * x[c] * rstd / static_cast<double>(C);
+void rms_norm_bwd_f64(const double* x, const double* dy, const double* weight, double weight_offset,
+                      const double* dsum, double rstd, double* dx, double* dweight,
+                      std::int64_t C) {
+  double mean_gx = 0;  // of g xhat with g = dy gain
+  const auto g_at = [=](std::int64_t c) {
+    return weight ? dy[c] * (weight[c] + weight_offset) : dy[c];
+  };
+  for (std::int64_t c = 0; c < C; ++c) mean_gx += g_at(c) * x[c] * rstd / static_cast<double>(C);
   for (std::int64_t c = 0; c < C; ++c) {
-    const double xhat = x[c] * rstd, g = weight ? dy[c] * weight[c] : dy[c];
+    const double xhat = x[c] * rstd, g = g_at(c);
     dx[c] = (g - xhat * mean_gx) * rstd + (dsum ? dsum[c] : 0);
     if (dweight) dweight[c] += dy[c] * xhat;
   }
@@ -83,7 +88,7 @@ void forward(const NormFwdIn& in, const NormFwdOut& out) {
     T *sum = data_or_null<T>(out.sum), *y = out.y.data<T>();
     R *mean = data_or_null<R>(out.mean), *rstd = out.rstd.data<R>();
     const RowRounder rounded(out.rounded, C);
-    const R eps = static_cast<R>(in.eps);
+    const R eps = static_cast<R>(in.eps), offset = weight_offset<R>(in.weight, in.zero_centered);
     parallel_for(rows, kWork * C, [=](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         const std::int64_t at = r * C;
@@ -92,13 +97,13 @@ void forward(const NormFwdIn& in, const NormFwdOut& out) {
         R* const m = row_or_null(mean, r);
         if constexpr (!std::is_same_v<T, double>) {
           const auto& row = simd().of<T>();
-          (kCentred ? row.layer_norm : row.rms_norm)(x + at, res, weight, bias, eps, s, y + at, C,
-                                                     m, rstd + r);
+          (kCentred ? row.layer_norm : row.rms_norm)(x + at, res, weight, offset, bias, eps, s,
+                                                     y + at, C, m, rstd + r);
           rounded(y + at, r);
         } else if constexpr (kCentred) {
           layer_norm_f64(x + at, res, weight, bias, eps, s, y + at, C, m, rstd + r);
         } else {
-          rms_norm_f64(x + at, res, weight, eps, s, y + at, C, rstd + r);
+          rms_norm_f64(x + at, res, weight, offset, eps, s, y + at, C, rstd + r);
         }
       }
     });
@@ -134,6 +139,7 @@ void backward(const NormBwdIn& in, const NormBwdOut& out) {
     T* dx = out.dx.data<T>();
     R* const partials = data_or_null<R>(out.partials);
     R* const dweight = out.dweight.defined() ? partials : nullptr;
+    const R offset = weight_offset<R>(in.weight, in.zero_centered);
     R* const dbias = out.dbias.defined() ? partials + (dweight ? chunks * C : 0) : nullptr;
     const auto row = [=](std::int64_t r, R* dw, R* db) {
       const std::int64_t at = r * C;
@@ -141,12 +147,12 @@ void backward(const NormBwdIn& in, const NormBwdOut& out) {
       const R m = mean ? mean[r] : R(0);
       if constexpr (!std::is_same_v<T, double>) {
         const auto& kernels = simd().of<T>();
-        (kCentred ? kernels.layer_norm_bwd : kernels.rms_norm_bwd)(x + at, dy + at, weight, ds, m,
-                                                                   rstd[r], dx + at, dw, db, C);
+        (kCentred ? kernels.layer_norm_bwd : kernels.rms_norm_bwd)(
+            x + at, dy + at, weight, offset, ds, m, rstd[r], dx + at, dw, db, C);
       } else if constexpr (kCentred) {
         layer_norm_bwd_f64(x + at, dy + at, weight, ds, m, rstd[r], dx + at, dw, db, C);
       } else {
-        rms_norm_bwd_f64(x + at, dy + at, weight, ds, rstd[r], dx + at, dw, C);
+        rms_norm_bwd_f64(x + at, dy + at, weight, offset, ds, rstd[r], dx + at, dw, C);
       }
     };
     parallel_for(chunks, 2 * kWork * C * (rows / chunks + 1),

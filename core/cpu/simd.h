@@ -50,11 +50,12 @@ struct RowKernels {
   MapBwd *softmax_bwd, *log_softmax_bwd;
 
   /// A null residual, weight or bias is absent; with a residual, also writes sum = x + residual.
-  using NormFwd = void(const T* x, const T* residual, const T* weight, const T* bias, float eps,
-                       T* sum, T* y, std::int64_t n, float* mean, float* rstd);
+  /// rms_norm multiplies by weight + offset; layer_norm ignores the offset.
+  using NormFwd = void(const T* x, const T* residual, const T* weight, float offset, const T* bias,
+                       float eps, T* sum, T* y, std::int64_t n, float* mean, float* rstd);
   /// Adds dsum to dx, and adds to dweight and dbias; any of these three may be null.
-  using NormBwd = void(const T* x, const T* dy, const T* weight, const T* dsum, float mean,
-                       float rstd, T* dx, float* dweight, float* dbias, std::int64_t n);
+  using NormBwd = void(const T* x, const T* dy, const T* weight, float offset, const T* dsum,
+                       float mean, float rstd, T* dx, float* dweight, float* dbias, std::int64_t n);
   NormFwd *layer_norm, *rms_norm;
   NormBwd *layer_norm_bwd, *rms_norm_bwd;
 

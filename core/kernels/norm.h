@@ -13,6 +13,7 @@ struct NormFwdIn {
   const Tensor& residual;       ///< (R, C), or null
   const Tensor &weight, &bias;  ///< (C), or null
   double eps;
+  bool zero_centered = false;  ///< rms_norm: the gain is 1 + weight
   Device device() const { return x.device(); }
 };
 struct NormFwdOut {
@@ -24,7 +25,8 @@ struct NormFwdOut {
 struct NormBwdIn {
   const Tensor& x;  ///< what the forward normalised: x, or sum with a residual
   const Tensor &dy, &weight, &mean, &rstd;
-  const Tensor& dsum;  ///< (R, C), added to dx; or null
+  const Tensor& dsum;          ///< (R, C), added to dx; or null
+  bool zero_centered = false;  ///< as in the forward
   Device device() const { return x.device(); }
 };
 struct NormBwdOut {
@@ -36,6 +38,13 @@ struct NormBwdOut {
 };
 using NormFwdKernel = void(const NormFwdIn& in, const NormFwdOut& out);
 using NormBwdKernel = void(const NormBwdIn& in, const NormBwdOut& out);
+
+/// What rms_norm adds to each weight: 1, or -0, which changes no bit (0 would turn a weight of -0
+/// into 0). So one kernel without a branch computes both gains. Without a weight the gain is 1.
+template <class R>
+R weight_offset(const Tensor& weight, bool zero_centered) {
+  return zero_centered && weight.defined() ? R(1) : -R(0);
+}
 
 /// dweight and dbias are sums over rows. The rows are split into this many chunks; each chunk is
 /// summed separately, then the chunks are added in order. The number is enough for many threads and

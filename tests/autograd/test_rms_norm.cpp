@@ -25,11 +25,12 @@ Tensor by_definition(const Tensor& x, const Tensor& weight, double eps) {
 Tensor to(const Tensor& t, DType dtype) { return t.defined() ? t.to(dtype) : t; }
 
 // The gradients of x, residual and weight, then y and sum.
-TensorList run(const TensorList& in, const Tensor& dy, const Tensor& dsum) {
+TensorList run(const TensorList& in, const Tensor& dy, const Tensor& dsum,
+               bool zero_centered = false) {
   TensorList leaves;
   for (const Tensor& t : in) leaves.push_back(t.detach().set_requires_grad());
   Tape tape;
-  const RmsNormResidual r = rms_norm_residual(leaves[0], leaves[1], leaves[2]);
+  const RmsNormResidual r = rms_norm_residual(leaves[0], leaves[1], leaves[2], 1e-6, zero_centered);
   const Tensor loss = add(mul(r.y, dy), mul(r.sum, dsum)).sum();
   TensorList out = tape.gradients(loss, leaves);
   out.push_back(r.y);
@@ -49,6 +50,12 @@ TEST_CASE("rms_norm: agrees with its definition for every set of operands") {
     const RmsNormResidual r = rms_norm_residual(x, res, w);
     CHECK(mismatch(r.sum, add(x, res), 0) == "");
     CHECK(mismatch(r.y, by_definition(add(x, res), w, 1e-6), 1e-9) == "");
+    const Tensor gain = add(w, 1);
+    CHECK(mismatch(rms_norm(x, test::strided(w), 0.1, true), by_definition(x, gain, 0.1), 1e-9) ==
+          "");
+    CHECK(mismatch(rms_norm_residual(x, res, w, 1e-6, true).y,
+                   by_definition(add(x, res), gain, 1e-6), 1e-9) == "");
+    CHECK(different_bits(rms_norm(x, {}, 1e-6, true), rms_norm(x)) == "");
   }
 }
 
@@ -65,26 +72,74 @@ TEST_CASE("rms_norm: f32 and bf16 agree with f64 in forward and backward") {
       const TensorList in{exact(1), exact(2), random(row, 3, t)};
       const Tensor dy = random(s, 5, t), dsum = random(s, 6, t);
       const TensorList wide{to(in[0], DType::f64), to(in[1], DType::f64), to(in[2], DType::f64)};
-      const TensorList got = run(in, dy, dsum);
-      const TensorList want = run(wide, dy.to(DType::f64), dsum.to(DType::f64));
-      // dweight sums over all rows, so the bound is larger.
-      for (int i = 0; i < 5; ++i) {
-        CAPTURE(i);
-        CHECK(got[i].dtype() == t);
-        CHECK(mismatch(got[i], want[i], 2 * test::tolerance(t)) == "");
+      for (const bool zero_centered : {false, true}) {
+        CAPTURE(zero_centered);
+        const TensorList got = run(in, dy, dsum, zero_centered);
+        const TensorList want = run(wide, dy.to(DType::f64), dsum.to(DType::f64), zero_centered);
+        // dweight sums over all rows, so the bound is larger.
+        for (int i = 0; i < 5; ++i) {
+          CAPTURE(i);
+          CHECK(got[i].dtype() == t);
+          CHECK(mismatch(got[i], want[i], 2 * test::tolerance(t)) == "");
+        }
       }
     }
+}
+
+TEST_CASE("rms_norm: zero_centered has the bits of a gain of 1 + weight in f32 and f64") {
+  for (const Shape& s : kShapes)
+    for (const DType t : {DType::f32, DType::f64}) {
+      CAPTURE(to_string(s));
+      const TensorList in{random(s, 1, t), random(s, 2, t), random({s.back()}, 3, t)};
+      const Tensor dy = random(s, 5, t), dsum = random(s, 6, t);
+      const TensorList got = run(in, dy, dsum, true);
+      const TensorList want = run({in[0], in[1], add(in[2], 1)}, dy, dsum);
+      for (int i = 0; i < 5; ++i) CHECK(different_bits(got[i], want[i]) == "");
+    }
+}
+
+// 1 + 0.003 is 1 in bf16. From sums of halves and small weights, forward and backward give what f64
+// gives, rounded once.
+TEST_CASE("rms_norm: a small zero-centred weight counts in 16 bits") {
+  const Shape s{5, 37};
+  for (const DType t : {DType::bf16, DType::f16}) {
+    CAPTURE(std::string(name(t)));
+    const auto halves = [&](std::uint64_t seed) {
+      return div(random(s, seed, DType::i64).to(DType::f64), 2).to(t);
+    };
+    const TensorList in{halves(1), halves(2), Tensor::full({37}, 0.003, t)};
+    const TensorList wide{to(in[0], DType::f64), to(in[1], DType::f64), to(in[2], DType::f64)};
+    const Tensor dy = random(s, 5, t), dsum = Tensor::zeros(s, t);
+    const TensorList got = run(in, dy, dsum, true);
+    const TensorList want = run(wide, dy.to(DType::f64), dsum.to(DType::f64), true);
+    for (int i = 0; i < 5; ++i) {
+      CAPTURE(i);
+      CHECK(different_bits(got[i], want[i].to(t)) == "");
+    }
+    CHECK(different_bits(rms_norm(in[0], in[2], 1e-6, true),
+                         rms_norm(wide[0], wide[2], 1e-6, true).to(t)) == "");
+    CHECK(mismatch(got[3], rms_norm(got[4]), 0) != "");
+  }
+}
+
+TEST_CASE("rms_norm: a weight of -0 keeps its sign without zero_centered") {
+  for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
+    const Tensor y = rms_norm(Tensor::full({2, 19}, 1, t), Tensor::full({19}, -0.0, t));
+    CHECK(different_bits(y, Tensor::full({2, 19}, -0.0, t)) == "");
+  }
 }
 
 TEST_CASE("rms_norm: gradients of strided, repeated and absent inputs match finite differences") {
   const auto plain = [](const TensorList& in) { return rms_norm(in[0], in[1]); };
   const auto bare = [](const TensorList& in) { return rms_norm(in[0]); };
+  const auto centred = [](const TensorList& in) { return rms_norm(in[0], in[1], 1e-6, true); };
   for (const Shape& s : {Shape{1, 1}, Shape{3, 5}, Shape{2, 3, 7}, Shape{0, 4}, Shape{35, 2}}) {
     CAPTURE(to_string(s));
     const Tensor x = random(s, 1), w = random({s.back()}, 2);
     CHECK(gradcheck(plain, {x, w}) == "");
     CHECK(gradcheck(plain, {test::strided(x), test::strided(w)}) == "");
     CHECK(gradcheck(bare, {x}) == "");
+    CHECK(gradcheck(centred, {x, test::strided(w)}) == "");
   }
   const auto same = [](const TensorList& in) { return rms_norm(in[0], in[0]); };
   CHECK(gradcheck(same, {random({5}, 1)}) == "");
@@ -100,6 +155,12 @@ TEST_CASE("rms_norm_residual: gradients through either output or both") {
   CHECK(gradcheck(
             [&](const TensorList& v) {
               const RmsNormResidual r = fused(v);
+              return mul(r.y, exp(r.sum));
+            },
+            in) == "");
+  CHECK(gradcheck(
+            [](const TensorList& v) {
+              const RmsNormResidual r = rms_norm_residual(v[0], v[1], v[2], 0.1, true);
               return mul(r.y, exp(r.sum));
             },
             in) == "");

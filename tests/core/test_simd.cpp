@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -103,13 +104,13 @@ struct NormResult {
 
 template <class T>
 NormResult<T> norm_row(typename RowKernels<T>::NormFwd* forward,
-                       typename RowKernels<T>::NormBwd* backward, const std::vector<T>& x,
-                       const std::vector<T>& dy) {
+                       typename RowKernels<T>::NormBwd* backward, float offset,
+                       const std::vector<T>& x, const std::vector<T>& dy) {
   const auto n = static_cast<std::int64_t>(x.size());
   NormResult<T> r{x, x, x, std::vector<float>(x.size(), 0.5f), std::vector<float>(x.size())};
-  forward(x.data(), dy.data(), x.data(), dy.data(), 1e-5f, r.sum.data(), r.y.data(), n, &r.mean,
-          &r.rstd);
-  backward(r.sum.data(), dy.data(), x.data(), dy.data(), r.mean, r.rstd, r.dx.data(),
+  forward(x.data(), dy.data(), x.data(), offset, dy.data(), 1e-5f, r.sum.data(), r.y.data(), n,
+          &r.mean, &r.rstd);
+  backward(r.sum.data(), dy.data(), x.data(), offset, dy.data(), r.mean, r.rstd, r.dx.data(),
            r.dweight.data(), r.dbias.data(), n);
   return r;
 }
@@ -118,11 +119,14 @@ template <class T>
 void check_same_norms(const RowKernels<T>& a, const RowKernels<T>& b, const std::vector<T>& x,
                       const std::vector<T>& long_dy) {
   const std::vector<T> dy(long_dy.begin(), long_dy.begin() + static_cast<std::ptrdiff_t>(x.size()));
-  for (const bool centred : {true, false}) {
-    const auto one = centred ? norm_row(a.layer_norm, a.layer_norm_bwd, x, dy)
-                             : norm_row(a.rms_norm, a.rms_norm_bwd, x, dy);
-    const auto two = centred ? norm_row(b.layer_norm, b.layer_norm_bwd, x, dy)
-                             : norm_row(b.rms_norm, b.rms_norm_bwd, x, dy);
+  const auto all_of = [&](const RowKernels<T>& k) {
+    return std::array{norm_row(k.layer_norm, k.layer_norm_bwd, -0.0f, x, dy),
+                      norm_row(k.rms_norm, k.rms_norm_bwd, -0.0f, x, dy),
+                      norm_row(k.rms_norm, k.rms_norm_bwd, 1, x, dy)};
+  };
+  const auto ones = all_of(a), twos = all_of(b);
+  for (std::size_t i = 0; i < ones.size(); ++i) {
+    const auto &one = ones[i], &two = twos[i];
     CHECK(same_bits(one.sum, two.sum));
     CHECK(same_bits(one.y, two.y));
     CHECK(same_bits(one.dx, two.dx));

@@ -263,7 +263,7 @@ const OpLine kTable[] = {
     {"layer_norm", "MC", ONE(layer_norm(in[0], {}, {}, 0.1)), "c"},
     {"layer_norm_residual", "BMC BMC C C",
      CALL(list(layer_norm_residual(in[0], in[1], in[2], in[3], 0.1))), "c"},
-    {"rms_norm", "BMC C", ONE(rms_norm(in[0], in[1], 0.1)), "c"},
+    {"rms_norm", "BMC C", ONE(rms_norm(in[0], in[1], 0.1), rms_norm(in[0], in[1], 0.1, true)), "c"},
     {"rms_norm", "MC", ONE(rms_norm(in[0], {}, 0.1)), "c"},
     {"rms_norm_residual", "BMC BMC C", CALL(list(rms_norm_residual(in[0], in[1], in[2], 0.1))),
      "c"},
