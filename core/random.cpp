@@ -245,6 +245,7 @@ RandomKey RandomScope::key_for(std::uint64_t layer_stream, std::uint64_t row_ele
   if (!current_state) return next_random_key();
   const RandomState& s = *current_state;
   cuda::Graph* const graph = cuda::Graph::capturing();
+  if (s.use > 0) layer_stream = combine(layer_stream, s.use);
   return {s.seed, stream_for(layer_stream, s.step, s.micro_batch),
           s.first_global_row * row_elements + s.seq_offset * token_elements,
           graph ? graph->random_stream(layer_stream, s) : nullptr};

@@ -28,6 +28,7 @@ struct RandomState {
   std::uint64_t micro_batch = 0;
   std::uint64_t first_global_row = 0;  ///< index of this rank's first sequence in the global batch
   std::uint64_t seq_offset = 0;        ///< position of this rank's first token in its sequence
+  std::uint64_t use = 0;  ///< of layers that a pass runs several times: 0 the first, 1, ...
 };
 
 /// Random layers inside the scope draw numbers that depend on these values and the layer's name

@@ -1,7 +1,9 @@
 #include "weft/distributed/gguf_file.h"
 
 #include <algorithm>
+#include <set>
 
+#include "weft/distributed/placed.h"
 #include "weft/nn/gguf.h"
 
 namespace weft::distributed {
@@ -76,6 +78,12 @@ io::GgufTensor tensor_of(const ShardFiles& files, const nn::GgufPlace& place,
 void save_gguf(const std::string& path, const nn::GptConfig& config, const ShardFiles& files,
                const GgufSaveOptions& options) {
   const nn::GgufModel model = nn::gguf_model(config, options.family);
+  std::set<std::string> placed;
+  for (const nn::GgufPlace& place : model.tensors)
+    for (const nn::GgufPlace::Part& part : place.parts) placed.insert(part.parameter);
+  for (const std::string& name : files.names())
+    if (name.starts_with("mtp.")) placed.insert(name);
+  check_all_placed(files, config, placed, "gguf: " + model.architecture);
   io::GgufMetadata metadata{{"general.architecture", model.architecture},
                             {"general.type", std::string("model")},
                             {"general.file_type", file_type(options.type)},

@@ -23,7 +23,8 @@ struct GgufSaveOptions {
 
 /// Writes a model as a GGUF file for llama.cpp. Memory: a piece, or a head's rows, or, where
 /// the files store it in another order, a matrix.
-/// Throws Error as nn::gguf_model(), when tensors are missing, and when writing fails.
+/// Throws Error as nn::gguf_model(), when tensors are missing or have no place in the file, MTP
+/// layers aside, and when writing fails.
 void save_gguf(const std::string& path, const nn::GptConfig& config, const ShardFiles& files,
                const GgufSaveOptions& options = {});
 

@@ -8,6 +8,7 @@
 
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
+#include "weft/distributed/placed.h"
 #include "weft/io/checkpoint.h"
 #include "weft/io/file.h"
 
@@ -248,6 +249,9 @@ void save_hf_folder(const std::string& path, const nn::GptConfig& config, const 
                     const HfSaveOptions& options) {
   const nn::HfFamily& family = nn::hf_family_of(config, options.family);
   const std::vector<nn::HfTensor> all = family.tensors(config.resolved());
+  std::set<std::string> placed;
+  for (const nn::HfTensor& t : all) placed.insert(t.parameter);
+  check_all_placed(files, config, placed, message("hf: {}", family.type));
   const std::vector<std::size_t> counts = share_out(all, files, options.file_bytes);
   io::make_directories(path);
   std::set<std::string> old = old_files(path);

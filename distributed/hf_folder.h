@@ -35,8 +35,9 @@ struct HfSaveOptions {
       change = {};
 };
 /// Writes such a folder, and removes the weights of a model that it held before. Reads one tensor
-/// at a time; memory: the tensors of one file. Throws Error when no family holds the model, tensors
-/// are missing, and when writing fails.
+/// at a time; memory: the tensors of one file.
+/// Throws Error when no family holds the model, tensors are missing or have no place in the folder,
+/// such as those of an adapter, and when writing fails.
 void save_hf_folder(const std::string& path, const nn::GptConfig& config, const ShardFiles& files,
                     const HfSaveOptions& options = {});
 

@@ -8,8 +8,10 @@ namespace weft::nn {
 
 /// While training, zeroes each element with probability p and scales the others by 1 / (1 - p).
 /// Inside a RandomScope the mask depends only on seed, step, micro-batch, this module's dotted name
-/// and the element's global index; outside, on the running counter. x is (rows, tokens, dim) or
-/// (tokens, dim); only its first axis counts as global rows.
+/// and the element's global index; outside, on the running counter. So a module that is called
+/// twice in a scope, as one that two layers share, drops the same elements both times; where calls
+/// should differ, each needs a RandomScope with a RandomState::use of its own. x is (rows, tokens,
+/// dim) or (tokens, dim); only its first axis counts as global rows.
 struct Dropout : Module {
   double p;
   explicit Dropout(double p);

@@ -1,10 +1,12 @@
 #include "weft/nn/gpt.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "weft/autograd/tape.h"
 #include "weft/core/error.h"
 #include "weft/core/profile.h"
+#include "weft/core/random.h"
 #include "weft/nn/gpt_layers.h"
 #include "weft/nn/token_embedding.h"
 
@@ -114,6 +116,14 @@ Trunk Gpt::mtp_trunk(int depth, const Tensor& later, const Tensor& h, const Pack
     cache->check_fits(later, embed.weight);
   }
   const TokenContext context = context_of(later, packing, cache);
+  // Or a layer that serves all depths would drop the same elements in each.
+  std::optional<RandomScope> own;
+  if (const RandomState* const random = RandomScope::current();
+      random && config.mtp.repeated && depth > 1) {
+    RandomState state = *random;
+    state.use = static_cast<std::uint64_t>(depth - 1);
+    own.emplace(state);
+  }
   Tensor e = embed_tokens(later, context, depth);
   if (config.mtp.detached) e = e.detach();
   Trunk y;

@@ -85,6 +85,9 @@ void GptConfig::validate() const {
         head_dim());
   check(arch == Arch::llama || rope_scaling.kind == RopeScaling::Kind::none,
         "gpt: rope_scaling needs arch llama and its rotary positions");
+  check(rope_scaling.kind != RopeScaling::Kind::yarn || rope_theta > 1,
+        "gpt: rope_scaling yarn needs rope_theta above 1, got {}", rope_theta);
+  check(qk_norm || !qk_norm_joint, "gpt: qk_norm_joint needs qk_norm");
   check(arch == Arch::llama || !zero_centered_norm, "gpt: zero_centered_norm needs arch llama");
   check(rotary_dim == 0 || (arch == Arch::llama && rotary_dim % 2 == 0 && rotary_dim <= head_dim()),
         "gpt: rotary_dim needs arch llama and must be even and at most head_dim {}, got {}",
@@ -183,6 +186,8 @@ GptConfig GptConfig::resolved() const {
   if (has_delta()) c.delta = delta_options();
   if (moe.experts > 0) {
     c.moe.ffn = expert_ffn_dim();
+    RouterOptions& route = c.moe.router.route;
+    if (route.groups > 0 && route.group_topk > 0) route.group_best = router_group_best(route);
   } else {
     c.moe = {};
     c.moe_every = 1;

@@ -28,7 +28,12 @@ std::string comparable(const GptConfig& given) {
   GptConfig c = given.resolved();
   std::string letters;
   c.moe.router.capacity_factor = 0;
-  for (std::int64_t i = 0; i < c.layers; ++i) letters += given.mixer(i);
+  bool has_window = false;
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    letters += given.mixer(i);
+    has_window = has_window || given.window_of(i) > 0;
+  }
+  if (!has_window) c.window = 0;
   const bool is_attention =
       letters[0] != 'd' && letters.find_first_not_of(letters[0]) == letters.npos;
   c.pattern = is_attention ? "" : letters;  // w everywhere is a window everywhere
@@ -163,6 +168,9 @@ io::Json write_hf_config(const HfFamily& family, const GptConfig& config, const 
 
 const HfFamily& hf_family_of(const GptConfig& config, std::string_view type) {
   check(config.moe_layers.empty(), "hf: a list of layers with experts cannot be written");
+  // No setting of a file either, so that a comparison would not see it.
+  check(config.moe.experts == 0 || !config.moe.router.bias,
+        "hf: the router of no family has a bias; moe.router.bias must be false, got true");
   for (const HfFamily& f : hf_families())
     if ((type.empty() || type == f.type) && holds(f, config)) return f;
   throw Error(message("hf: {} can hold this model; see docs/huggingface.md for what they hold",

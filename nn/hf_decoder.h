@@ -78,6 +78,9 @@ struct LayerType {
 std::string read_pattern(const HfConfig& h, std::int64_t layers,
                          std::initializer_list<LayerType> types);
 
+/// sliding_window of Mistral and Qwen. Null means no window, 0 here; without the key the classes
+/// have one.
+std::int64_t read_sliding_window(const HfConfig& h);
 /// use_sliding_window, sliding_window, max_window_layers and layer_types of Qwen.
 void read_qwen_window(const HfConfig& h, GptConfig& c);
 void write_qwen_window(const GptConfig& c, io::Json& out);

@@ -1,3 +1,4 @@
+#include "weft/core/error.h"
 #include "weft/nn/hf_decoder.h"
 
 namespace weft::nn {
@@ -5,8 +6,16 @@ namespace {
 
 // DeepSeek-V3: latent attention, routers that choose among groups, MTP layers after the others.
 
+// The class multiplies scores by it under every type of scaling, latent attention under yarn alone.
+void check_mscale(const HfConfig& h) {
+  for (const char* key : {"rope_scaling", "rope_parameters"})
+    if (h.has(key) && h.at(key).is_object())
+      HfConfig(h.at(key), message("{}: {}", h.where(), key)).only("mscale_all_dim", 0);
+}
+
 GptConfig read_deepseek(const HfConfig& h) {
   GptConfig c = hf::read_decoder(h, {});
+  if (c.rope_scaling.kind != RopeScaling::Kind::yarn) check_mscale(h);
   c.attention = AttentionKind::mla;
   c.kv_heads = c.head_size = 0;  // num_key_value_heads is that of heads, head_dim the rotated part
   h.only("num_key_value_heads", c.heads);

@@ -6,8 +6,7 @@ namespace {
 GptConfig read_mistral(const HfConfig& h) {
   GptConfig c = hf::read_decoder(h, {.kv_heads = 8});
   c.attn_bias = AttentionBias::none;
-  // Without the key the class has a window; null means none.
-  c.window = h.names("sliding_window") ? h.size("sliding_window", 0) : 4096;
+  c.window = hf::read_sliding_window(h);
   return c;
 }
 

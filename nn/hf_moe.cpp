@@ -102,6 +102,11 @@ GptConfig read_qwen2_moe(const HfConfig& h) {
   c.attn_bias = h.flag("qkv_bias", true) ? AttentionBias::qkv : AttentionBias::none;
   hf::read_qwen_experts(h, c, {.experts = 60, .topk = 4, .width = 1408});
   hf::read_shared_expert(h, c, 5632);
+  if (h.flag("use_sliding_window", false) && hf::read_sliding_window(h) > 0 &&
+      !h.has("layer_types"))
+    h.refuse("use_sliding_window",
+             "false, or true with layer_types, without which versions of transformers differ about "
+             "the layers that have the window");
   hf::read_qwen_window(h, c);
   return c;
 }
@@ -122,18 +127,31 @@ std::vector<HfTensor> qwen2_moe_tensors(const GptConfig& c) {
   return t.take();
 }
 
+// The class has a window in all layers or in none, and reads neither max_window_layers nor
+// layer_types.
+std::int64_t read_window_of_all(const HfConfig& h, std::int64_t layers) {
+  if (!h.flag("use_sliding_window", false)) return 0;
+  const std::int64_t window = hf::read_sliding_window(h);
+  if (window > 0 && h.has("layer_types") &&
+      hf::read_pattern(h, layers, {{"full_attention", 'a'}, {"sliding_attention", 'w'}}) != "w")
+    h.refuse("layer_types", "sliding_attention in all layers");
+  return window;
+}
+
 GptConfig read_qwen3_moe(const HfConfig& h) {
   GptConfig c = hf::read_decoder(h, {.kv_heads = 4});
   c.qk_norm = true;
   c.attn_bias = h.flag("attention_bias", false) ? AttentionBias::all : AttentionBias::none;
   hf::read_qwen_experts(h, c, {.experts = 128, .topk = 8, .width = 768});
-  hf::read_qwen_window(h, c);
+  c.window = read_window_of_all(h, c.layers);
   return c;
 }
 
 void write_qwen3_moe(const GptConfig& c, io::Json& out) {
   hf::write_decoder(c, out);
-  hf::write_qwen_window(c, out);
+  const std::int64_t window = c.window_of(0);
+  out.set("use_sliding_window", window > 0);
+  out.set("sliding_window", window > 0 ? io::Json(window) : io::Json());
   hf::write_qwen_experts(c, out);
   out.set("attention_bias", c.biases() == AttentionBias::all);
 }

@@ -24,15 +24,22 @@ std::string hf::read_pattern(const HfConfig& h, std::int64_t layers,
   return letters.substr(0, period);
 }
 
+std::int64_t hf::read_sliding_window(const HfConfig& h) {
+  return h.names("sliding_window") ? h.size("sliding_window", 0) : 4096;
+}
+
 void hf::read_qwen_window(const HfConfig& h, GptConfig& c) {
   if (!h.flag("use_sliding_window", false)) return;
-  const std::int64_t window = h.size("sliding_window", 4096);
-  const std::int64_t full = std::min(h.size("max_window_layers", 28), c.layers);
+  const std::int64_t window = read_sliding_window(h);
+  const std::int64_t full =
+      window > 0 ? std::min(h.size("max_window_layers", 28), c.layers) : c.layers;
   std::string pattern = std::string(static_cast<std::size_t>(full), 'a') +
                         std::string(static_cast<std::size_t>(c.layers - full), 'w');
   if (h.has("layer_types"))
     pattern = read_pattern(h, c.layers, {{"full_attention", 'a'}, {"sliding_attention", 'w'}});
   if (pattern.find('w') == pattern.npos) return;
+  if (window == 0)
+    h.refuse("sliding_window", "a number of tokens where layer_types has sliding_attention");
   c.window = window;
   if (pattern.find('a') != pattern.npos) c.pattern = pattern;
 }

@@ -203,6 +203,7 @@ void add_lora(Module& model, const LoraOptions& o) {
   for (const Place& p : places) {
     const Tensor& w = p.linear->weight;
     p.linear->lora.emplace_back(p.part, w.dim(1), p.rows, o, w.dtype(), w.device());
+    p.linear->lora.back().train(p.linear->is_training());
   }
   assign_names(model);
 }

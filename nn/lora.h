@@ -65,7 +65,9 @@ std::vector<LoraPlace> lora_places(const Module& model);
 /// `targets` are regular expressions with a comma between, of which each matches the whole name of
 /// a place or its end after a dot. Of a packed projection, parts have adapters of their own: "qkv"
 /// gives one to each of q, k and v, "qkv.q" to q alone. Empty: every Linear but one named head. a
-/// starts uniform in +-1/sqrt(in), as in PEFT. Call it before parallelize().
+/// starts uniform in +-1/sqrt(in), as in PEFT. An adapter trains or evaluates as its Linear does.
+/// A loss that is given a head in place of logits, as Gpt::losses() does, reads the head's weight:
+/// while training it refuses dropout of the head's adapter. Call it before parallelize().
 /// Throws Error if the rank is below 1, the model has adapters or is sharded, a target matches no
 /// Linear (grouped weights of experts, routers and tables cannot have one), or there is dropout for
 /// a Linear of a MoE.
@@ -76,6 +78,8 @@ NamedTensors lora_parameters(const Module& model);
 
 /// Adds each adapter to its weight, and skips it from then on; unmerge_lora() subtracts it again,
 /// which gives the old weight up to rounding. Sums are made in f32 at least and rounded once.
+/// The state_dict() of a merged model is that of one without adapters, with the sums as weights;
+/// lora_parameters() still lists the adapters. Checkpoints of a training run need them unmerged.
 /// Throws Error if an adapted weight is another layer's too, as of a tied head.
 void merge_lora(Module& model);
 void unmerge_lora(Module& model);

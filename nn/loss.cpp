@@ -9,9 +9,11 @@ namespace {
 // A head with a bias must materialize the logits.
 Tensor head_loss(const Shard* shard, const Tensor& hidden, const Linear& head,
                  const Tensor& targets, const CrossEntropyOptions& options) {
-  for (const Lora& adapter : head.lora)
-    check(adapter.drop.p == 0, "loss: the adapter of a head must have dropout 0, got {}",
-          adapter.drop.p);
+  if (head.is_adapted())
+    for (const Lora& adapter : head.lora)
+      check(adapter.drop.p == 0 || !adapter.drop.is_training(),
+            "loss: while training, the adapter of a head must have dropout 0, got {}",
+            adapter.drop.p);
   if (shard && shard->head_loss) {
     check(!head.bias.defined(), "loss: a head that is cut over ranks must have no bias");
     return shard->head_loss(hidden, head.adapted_weight(), targets, options);

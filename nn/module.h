@@ -135,13 +135,15 @@ class Module {
   NamedTensors buffers() const;
   std::int64_t parameter_count() const;
 
-  /// Parameters and buffers by name; the handles share memory with the model.
+  /// Parameters and buffers by name; the handles share memory with the model. Adapters that
+  /// merge_lora() has added to a weight are left out.
   /// Throws Error if visit() lists two tensors under one name.
   StateDict state_dict() const;
   /// Copies values into the model's own memory, converting the dtype. A tied parameter may be given
   /// under any of its names.
-  /// Throws Error if a shape differs, also under a tied parameter's other name, if integers are
-  /// given for floating-point values, or values for a model on meta; with `strict` also if a name
+  /// Throws Error if a shape differs, also under a tied parameter's other name, if the names of a
+  /// tied parameter have different values, a tensor is null, integers are given for floating-point
+  /// values, or values for a model on meta, if an adapter is merged; with `strict` also if a name
   /// is missing or unexpected.
   LoadReport load_state_dict(const StateDict& state, bool strict = true);
 

@@ -7,7 +7,7 @@ namespace weft::nn {
 struct MtpOptions {
   std::int64_t depths = 0;  ///< tokens predicted beyond the next one; 0: none
   double weight = 0.1;      ///< of the mean loss of the depths in the total
-  bool repeated = false;    ///< one layer serves all depths
+  bool repeated = false;    ///< one layer serves all depths, each with dropout of its own
   bool detached = false;    ///< trains its own layers only, not trunk, embedding or head
 };
 

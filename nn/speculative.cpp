@@ -51,6 +51,7 @@ void Speculator::start(std::span<const std::int32_t> prompt) {
 }
 
 std::span<const std::int32_t> Speculator::next(std::int64_t most) {
+  check(known_ > 0, "speculative: start() must come before next()");
   check(most >= 1, "speculative: most must be at least 1, got {}", most);
   const NoGradGuard off;
   make_room();

@@ -32,6 +32,7 @@ class Speculator {
   /// Starts a text. Throws Error if the prompt is empty.
   void start(std::span<const std::int32_t> prompt);
   /// The next tokens, from one pass: from 1 to min(most, depths + 1). Valid until the next call.
+  /// Throws Error before start().
   std::span<const std::int32_t> next(std::int64_t most);
   /// Counts since start().
   const Stats& stats() const { return stats_; }

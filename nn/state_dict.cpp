@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <cstring>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "weft/autograd/tape.h"
 #include "weft/core/error.h"
+#include "weft/nn/lora_layer.h"
 #include "weft/nn/walk.h"
 
 namespace weft::nn {
@@ -14,12 +17,30 @@ struct Entry {
   std::vector<std::string> names;
 };
 
+// The matrices of merged adapters, which a weight includes already; `first` is the name of one.
+struct Merged {
+  std::unordered_set<const TensorImpl*> tensors;
+  std::string first;
+};
+
+Merged merged_adapters(const Module& m) {
+  Merged out;
+  detail::for_each_module(m, [&](const std::string& name, Module& child) {
+    const auto* const adapter = dynamic_cast<const Lora*>(&child);
+    if (!adapter || !adapter->merged || name.empty()) return;
+    if (out.first.empty()) out.first = name;
+    out.tensors.insert({adapter->a.impl(), adapter->b.impl()});
+  });
+  return out;
+}
+
 std::vector<Entry> entries(const Module& m) {
+  const Merged merged = merged_adapters(m);
   std::vector<Entry> out;
   std::unordered_map<const TensorImpl*, std::size_t> index;
   std::unordered_map<std::string, std::size_t> owners;
   detail::for_each_tensor(m, [&](const std::string& name, const Slot& slot) {
-    if (slot.is_derived) return;
+    if (slot.is_derived || merged.tensors.contains(slot.tensor->impl())) return;
     const auto [it, fresh] = index.emplace(slot.tensor->impl(), out.size());
     const auto [named, is_new] = owners.emplace(name, it->second);
     check(is_new || named->second == it->second,
@@ -28,6 +49,16 @@ std::vector<Entry> entries(const Module& m) {
     out[it->second].names.push_back(name);
   });
   return out;
+}
+
+// Whether two sources of a tensor of this dtype set the same bits; of shapes that differ another
+// check speaks.
+bool gives_same(const Tensor& a, const Tensor& b, DType dtype) {
+  if (a.same(b) || a.is_meta() || b.is_meta() || !(a.shape() == b.shape())) return true;
+  const auto values = [&](const Tensor& t) { return t.detach().to(kCpu).to(dtype).contiguous(); };
+  const Tensor x = values(a), y = values(b);
+  return x.numel() == 0 ||
+         std::memcmp(x.raw(), y.raw(), static_cast<std::size_t>(x.numel()) * size_of(dtype)) == 0;
 }
 
 // "a, b, c and 12 more"
@@ -62,6 +93,12 @@ StateDict Module::state_dict() const {
 }
 
 LoadReport Module::load_state_dict(const StateDict& state, bool strict) {
+  for (const auto& [name, tensor] : state)
+    check(tensor.defined(), "load_state_dict: {} must be a tensor, got null", name);
+  // unmerge_lora() would subtract an adapter from a weight that never had it.
+  const std::string merged = merged_adapters(*this).first;
+  check(merged.empty(), "load_state_dict: the adapter {} is merged; call unmerge_lora() before",
+        merged);
   const std::vector<Entry> all = entries(*this);
   LoadReport report;
   std::vector<std::string> shapes;
@@ -70,16 +107,22 @@ LoadReport Module::load_state_dict(const StateDict& state, bool strict) {
   std::unordered_map<std::string, bool> known;
   for (const Entry& e : all) {
     const Tensor* source = nullptr;
+    const std::string* first = nullptr;  // its name
     for (const std::string& name : e.names) {
       known[name] = true;
       const auto it = state.find(name);
       if (it == state.end()) continue;
       ++used;
-      if (!source)
+      if (!source) {
         source = &it->second;
-      else if (!(it->second.shape() == e.tensor.shape()))
+        first = &name;
+      } else if (!(it->second.shape() == e.tensor.shape())) {
         shapes.push_back(
             message("{} must have shape {}, got {}", name, e.tensor.shape(), it->second.shape()));
+      } else if (!gives_same(*source, it->second, e.tensor.dtype())) {
+        shapes.push_back(message(
+            "{} must have the values of {}, as both are one tensor of the model", name, *first));
+      }
     }
     sources.push_back(source);
     if (!source) {

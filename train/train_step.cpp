@@ -96,6 +96,7 @@ TrainStep::~TrainStep() {
 void TrainStep::place_model() {
   const std::vector<Tensor> parameters = task_.model.parameters();
   check(!parameters.empty(), "train: the model must have parameters, got none");
+  check_saves_trained();
   const bool has_values = !parameters[0].is_meta();
   nn::assign_names(task_.model);
   const DType dtype = options_.machine.model_dtype();

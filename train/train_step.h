@@ -103,6 +103,7 @@ class TrainStep {
   std::optional<distributed::DdpOptions::Deferred> deferred();
   bool holds_slices() const;
   StateDict unsliced_state() const;
+  void check_saves_trained() const;
   void keep_saved(StateDict& state, bool saved) const;
   void load_model(const distributed::ShardFiles& model, bool with_fp8_state);
   void load_only(const distributed::ShardFiles& files, bool saved);

@@ -20,7 +20,17 @@ StateDict TrainStep::unsliced_state() const {
   return state;
 }
 
+// Merged adapters are in no state_dict(): a checkpoint would lack what is trained.
+void TrainStep::check_saves_trained() const {
+  const StateDict state = task_.model.state_dict();
+  for (const NamedTensor& p : nn::trainable_parameters(task_.model))
+    check(state.contains(p.name),
+          "train: {} is of a merged adapter and would be in no checkpoint; call unmerge_lora()",
+          p.name);
+}
+
 distributed::SlicedTensors TrainStep::model_slices() {
+  check_saves_trained();
   optimizer_->wait();
   distributed::SlicedTensors slices = optimizer_->parameter_slices();
   if (!holds_slices()) optimizer_->restore_values();

@@ -18,6 +18,8 @@ nn::Gpt make_on_meta(const GptOptions& options) {
   const nn::DeviceScope on_meta(kMeta, options.machine.model_dtype());
   nn::Gpt model(options.gpt());
   if (options.lora.rank > 0) nn::add_lora(model, options.lora);
+  check(options.lora.dropout == 0 || model.head.lora.empty(),
+        "--lora-dropout: must be 0 with an adapter of the head, got {}", options.lora.dropout);
   return model;
 }
 

@@ -79,6 +79,8 @@ def wrong_use(folder):
     for words, parts in ((["--lora-rank", 2], ["--lora-rank", "--init"]),
                          (["--init", LLAMA, "--lora-targets", "q"], ["--lora-targets", "lora-rank"]),
                          (["--init", LLAMA, "--lora-rank", 2, "--lora-targets", "x"], ["\"x\"", "q, up, v"]),
+                         (["--init", LLAMA, "--lora-rank", 2, "--lora-targets", "head", "--lora-dropout", 0.1],
+                          ["--lora-dropout", "must be 0 with an adapter of the head, got 0.1"]),
                          (["--init", LLAMA, "--lora-rank", 2, "--fsdp", "--ranks", 2], ["--lora-rank", "--zero"])):
         refused(run("train_gpt", *data, *words), 2, *parts)
     refused(run("generate", "--model", LLAMA, "--adapter", folder), 2, "--adapter", folder)

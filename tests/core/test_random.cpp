@@ -355,6 +355,9 @@ TEST_CASE("random: a scope keys by layer, step, micro-batch and global position"
   CHECK(key({.seed = 3, .step = 5, .micro_batch = 2}, layer).stream != k.stream);
   CHECK(key({.seed = 3, .step = 1, .micro_batch = 5}, layer).stream != k.stream);
   CHECK(key(base, layer + 1).stream != k.stream);
+  const RandomKey second = key({.seed = 3, .step = 5, .micro_batch = 1, .use = 1}, layer);
+  CHECK(second.stream != k.stream);
+  CHECK(key({.seed = 3, .step = 5, .micro_batch = 1, .use = 2}, layer).stream != second.stream);
   // A rank that holds rows from 2 on and tokens from 6 on starts at their elements.
   const RandomKey shard =
       key({.seed = 3, .step = 5, .micro_batch = 1, .first_global_row = 2, .seq_offset = 6}, layer);

@@ -198,6 +198,12 @@ TEST_CASE("gpt: errors name the rule") {
         }) == "gpt: rotary_dim needs arch llama and must be even and at most head_dim 8, got 10");
   CHECK(error([](GptConfig& c) { c.pattern = "aw"; }) ==
         "gpt: a pattern with w, \"aw\", needs a window, got 0");
+  CHECK(error([](GptConfig& c) { c.qk_norm_joint = true; }) == "gpt: qk_norm_joint needs qk_norm");
+  CHECK(error([](GptConfig& c) {
+          c.arch = Arch::llama;
+          c.rope_theta = 1;
+          c.rope_scaling = {.kind = RopeScaling::Kind::yarn, .factor = 2, .original = 8};
+        }) == "gpt: rope_scaling yarn needs rope_theta above 1, got 1");
   const Gpt model(small(Arch::gpt2));
   CHECK(test::error_of([&] { model(Tensor::zeros({13}, DType::i32)); }) ==
         "gpt: ids must have shape (batch, tokens), got [13]");

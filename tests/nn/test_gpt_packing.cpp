@@ -181,8 +181,17 @@ TEST_CASE("packing: errors name the rule") {
         "packing: the sequences must lie in one row, (1, tokens), got [2, 2]");
   CHECK(error(ids, {cu, Tensor::of({0, 0, 1}, {3}, DType::i32)}) ==
         "packing: the row must have 3 tokens, got 4");
-  CHECK(error(ids, {cu, Tensor::of({0, 0, 1, 8}, {4}, DType::i32)}) ==
-        "rope: positions must be in [0, 8), got 8");
+  // In every model alike: tables of positions, of angles, or no table at all.
+  GptConfig delta = small(Arch::llama);
+  delta.pattern = "d";
+  for (const GptConfig& c : {small(Arch::gpt2), small(Arch::llama), delta})
+    for (const int wrong : {8, -1}) {
+      const Gpt small_model(c);
+      const Tensor at = Tensor::of({0, 0, 1, static_cast<double>(wrong)}, {4}, DType::i32);
+      CHECK(test::error_of([&] {
+              small_model(ids, {cu, at});
+            }) == message("gpt: positions in a packed row must be in [0, seq 8), got {}", wrong));
+    }
   nn::KvCache cache(model.config, 1, 4, DType::f64);
   CHECK(test::error_of([&] {
           (*model.blocks[0].as<nn::Attention>())(test::random({1, 4, 32}),

@@ -247,8 +247,57 @@ TEST_CASE("lora: messages") {
         "lora: the adapter of head cannot be merged, as its weight is another layer's too");
   nn::Gpt drops = adapted(tied, {.rank = 1, .dropout = 0.1, .targets = "head"});
   const Batch batch = some_batch(1);
-  CHECK(test::error_of([&] { drops.losses(batch.ids, batch.targets); }) ==
-        "loss: the adapter of a head must have dropout 0, got 0.1");
+  const auto loss_error = [&](const nn::Gpt& m) {
+    return test::error_of([&] { m.losses(batch.ids, batch.targets); });
+  };
+  CHECK(loss_error(drops) ==
+        "loss: while training, the adapter of a head must have dropout 0, got 0.1");
+  drops.eval();  // drops nothing
+  CHECK(loss_error(drops) == "no error");
+  tied.tie = false;
+  nn::Gpt merged = adapted(tied, {.rank = 1, .dropout = 0.1, .targets = "head"});
+  nn::merge_lora(merged);
+  CHECK(loss_error(merged) == "no error");
+}
+
+TEST_CASE("lora: adapters train or evaluate as their model does") {
+  const Batch batch = some_batch(1);
+  nn::Gpt model = make(config(Arch::llama), DType::f64);
+  model.eval();
+  nn::add_lora(model, {.rank = 2, .dropout = 0.5});
+  for (const NamedTensor& p : nn::lora_parameters(model)) p.tensor.detach().fill_(0.3);
+  CHECK(!model.blocks[0].as<nn::Attention>()->proj.lora[0].drop.is_training());
+  CHECK(test::different_bits(model(batch.ids), model(batch.ids)) == "");
+  model.train();
+  CHECK(test::different_bits(model(batch.ids), model(batch.ids)) != "");
+  nn::Linear own(4, 4);
+  nn::add_lora(own, {.rank = 2, .dropout = 0.5});
+  CHECK(own.lora[0].drop.is_training());
+}
+
+TEST_CASE("lora: the state of a merged model is that of one without adapters") {
+  const nn::GptConfig c = config(Arch::llama);
+  const Batch batch = some_batch(1);
+  nn::Gpt model = adapted(c, {.rank = 2});
+  const Tensor want = model(batch.ids);
+  const std::size_t all = model.state_dict().size();
+  nn::merge_lora(model);
+  const StateDict merged = model.state_dict();
+  nn::Gpt plain = make(c, DType::f64);
+  plain.load_state_dict(merged);
+  CHECK(test::mismatch(plain(batch.ids), want, 1e-11) == "");
+  // An adapted model would add the adapters again.
+  nn::Gpt again = adapted(c, {.rank = 2});
+  CHECK(test::error_of([&] {
+          again.load_state_dict(merged);
+        }).starts_with("load_state_dict: missing blocks.0.attn.qkv.lora.q.a, "));
+  CHECK(test::error_of([&] { model.load_state_dict(merged); }) ==
+        "load_state_dict: the adapter blocks.0.attn.qkv.lora.q is merged; call unmerge_lora() "
+        "before");
+  CHECK(adapters(model) == 14);
+  nn::unmerge_lora(model);
+  CHECK(model.state_dict().size() == all);
+  CHECK(model.load_state_dict(model.state_dict()).missing.empty());
 }
 
 }  // namespace weft::lora_test

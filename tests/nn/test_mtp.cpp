@@ -195,6 +195,29 @@ TEST_CASE("mtp: one repeated layer equals several layers with the same weights")
   CHECK(apart(total(one), want, 1e-12) == "");
 }
 
+TEST_CASE("mtp: each depth of a repeated layer drops elements of its own") {
+  GptConfig c = small(Arch::llama, 2);
+  c.dropout = 0.5;
+  const Gpt two = make(c);
+  c.mtp.repeated = true;
+  const Gpt one = make(c);
+  c.recompute = nn::Recompute::full;
+  Gpt again = make(c);
+  const Tensor ids = tokens({2, 8}, 14), h = test::random({2, 8, 16}, 15);
+  const RandomScope scope({.seed = 3, .step = 2});
+  const auto depth = [&](const Gpt& m, int d) { return m.mtp_trunk(d, ids, h).hidden; };
+  // Without dropout both depths would be the same function of the same input.
+  CHECK(test::different_bits(depth(one, 1), depth(one, 2)) != "");
+  CHECK(test::different_bits(depth(one, 2), depth(one, 2)) == "");
+  CHECK(test::different_bits(depth(one, 1), depth(two, 1)) == "");
+  Gpt kept = nn::clone(one);
+  const Tensor targets = tokens({2, 8}, 16);
+  const auto total = [&](Gpt& m) {
+    return gradients(m, [&] { return m.losses(ids, targets).total(); });
+  };
+  CHECK(apart(total(again), total(kept), 1e-12) == "");
+}
+
 TEST_CASE("mtp: parameter names, sizes and FLOPs") {
   for (const Arch arch : {Arch::gpt2, Arch::llama})
     for (const bool repeated : {false, true}) {

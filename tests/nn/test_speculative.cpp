@@ -287,6 +287,7 @@ TEST_CASE("speculative: errors name the rule") {
         "speculative: every layer must have attention, as a gated delta net cannot take back a "
         "draft, got pattern 'd'");
   Speculator s(model, {}, 1);
+  CHECK(test::error_of([&] { s.next(1); }) == "speculative: start() must come before next()");
   CHECK(test::error_of([&] { s.start({}); }) ==
         "speculative: the prompt must have at least 1 token, got none");
   s.start(Text{1});

@@ -89,7 +89,14 @@ TEST_CASE("load_state_dict: a tied tensor is accepted under any of its names") {
   s.emplace("tied.weight", Tensor::full({4, 3}, 5));
   CHECK(m.load_state_dict(s).unexpected.empty());
   CHECK(m.a.weight.data<float>()[7] == 5);
-  s.emplace("a.weight", Tensor::full({4, 3}, 6));  // with both the first name wins
+  s.emplace("a.weight", Tensor::full({4, 3}, 6));
+  for (const bool strict : {true, false})
+    CHECK(
+        test::error_of([&] { m.load_state_dict(s, strict); }) ==
+        "load_state_dict: tied.weight must have the values of a.weight, as both are one tensor of "
+        "the model");
+  CHECK(m.a.weight.data<float>()[7] == 5);
+  s.at("tied.weight") = Tensor::full({4, 3}, 6, DType::f64);  // equal in the model's dtype
   CHECK(m.load_state_dict(s).unexpected.empty());
   CHECK(m.a.weight.data<float>()[7] == 6);
   s.at("tied.weight") = Tensor::zeros({7, 9});
@@ -129,6 +136,14 @@ TEST_CASE("load_state_dict: a different shape is always an error") {
   CHECK(test::error_of([&] { m.load_state_dict(s); }) ==
         "load_state_dict: a.weight must have shape [4, 3], got [3, 4], b.bias must have shape [2], "
         "got [1, 2]; missing tied.bias");
+}
+
+TEST_CASE("load_state_dict: a null tensor is named") {
+  Pair m;
+  StateDict s = m.state_dict();
+  s.at("b.bias") = Tensor();
+  CHECK(test::error_of([&] { m.load_state_dict(s); }) ==
+        "load_state_dict: b.bias must be a tensor, got null");
 }
 
 TEST_CASE("load_state_dict: a long list of names is truncated") {
