@@ -74,6 +74,15 @@ Tensor extremum(const char* name, const Tensor& a, double b, BinaryOp op) {
   return y;
 }
 
+// dy / b * y, where quotient is dy / b. In f16 either order of the two factors may leave the range
+// where the product does not.
+Tensor slope_of_divisor(const Tensor& quotient, const Tensor& dy, const Tensor& b,
+                        const Tensor& y) {
+  if (dy.dtype() != DType::f16) return mul(quotient, y);
+  const Tensor wide = mul(div(cast(dy, DType::f32), cast(b, DType::f32)), cast(y, DType::f32));
+  return cast(wide, DType::f16);
+}
+
 }  // namespace
 
 Tensor add(const Tensor& a, const Tensor& b) {
@@ -115,7 +124,10 @@ Tensor div(const Tensor& a, const Tensor& b) {
                    const Tensor& z = sb.get();
                    const Tensor dyz = div(g.dy(), z);
                    if (g.needs(0)) g.add(0, to_operand(dyz, sa));
-                   if (g.needs(1)) g.add(1, neg(to_operand(mul(dyz, sy.get()), z.shape())));
+                   if (g.needs(1)) {
+                     const Tensor slope = slope_of_divisor(dyz, g.dy(), z, sy.get());
+                     g.add(1, neg(to_operand(slope, z.shape())));
+                   }
                  });
   return y;
 }
@@ -196,7 +208,8 @@ Tensor div(double a, const Tensor& b) {
   Tensor y = run_scalar(b, a, BinaryOp::div, true);
   if (recording(b))
     Tape::record("div", {&b}, {&y}, [sb = save(b, "b"), sy = save(y, "y")](Backward& g) {
-      g.add(0, neg(mul(div(g.dy(), sb.get()), sy.get())));
+      const Tensor& z = sb.get();
+      g.add(0, neg(slope_of_divisor(div(g.dy(), z), g.dy(), z, sy.get())));
     });
   return y;
 }

@@ -3,6 +3,7 @@
 #include "weft/autograd/discard.h"
 #include "weft/autograd/fp8_kept.h"
 #include "weft/autograd/fp8_rows.h"
+#include "weft/autograd/grouped_products.h"
 #include "weft/autograd/linear_common.h"
 #include "weft/autograd/operand.h"
 #include "weft/core/error.h"
@@ -146,7 +147,8 @@ Tensor run(const char* op, const Products& p, const Tensor& x_given, const Tenso
     qw = fp8::round_weight(p, weight, recorded, transposes, state);
     qx = fp8::round_x(p, x, recorded, {.rows = true, .columns = transposes && keeps}, {},
                       fp8::take_rows(x_given, p.recipe, p.delayed));
-    fp8::multiply(p, GroupedProduct::forward, qx, qw, bias, as_matrix(y));
+    fp8::multiply(p, GroupedProduct::forward, qx, qw, bias.defined() ? contiguous(bias) : bias,
+                  as_matrix(y));
   }
   if (!recorded) return y;
   const Kept kept = keeps ? keep(p, x, weight, qx, qw, x_given) : Kept();
@@ -176,8 +178,8 @@ Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
         x.shape());
   check_weight("fp8_linear", x, weight);
   const Shape n{weight.dim(0)};
-  check(!bias.defined() || (bias.shape() == n && bias.dtype() == x.dtype() &&
-                            bias.device() == x.device() && bias.is_contiguous()),
+  check(!bias.defined() ||
+            (bias.shape() == n && bias.dtype() == x.dtype() && bias.device() == x.device()),
         "fp8_linear: bias must be {} with shape {} on {}, got {} with shape {}", x.dtype(), n,
         x.device(), bias.defined() ? bias.dtype() : x.dtype(), bias.defined() ? bias.shape() : n);
   Shape result = x.shape();
@@ -192,23 +194,22 @@ Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
   return run("fp8_linear", p, x, weight, bias, result, state, {});
 }
 
-Tensor fp8_grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& rows,
+Tensor fp8_grouped_linear(const Tensor& x, const Tensor& weight, const Tensor& given,
                           const fp8::Recipe& recipe, const fp8::LayerState* state,
                           const DelayedGradients& later) {
   check_tensor("fp8_grouped_linear", "x", x);
   check_tensor("fp8_grouped_linear", "weight", weight);
-  check_tensor("fp8_grouped_linear", "rows", rows);
+  check_tensor("fp8_grouped_linear", "rows", given);
   check(x.ndim() == 2 && weight.ndim() == 3 && weight.dim(2) == x.dim(1),
         "fp8_grouped_linear: weight must have shape [E, O, I] for x [R, I], got {} and {}",
         weight.shape(), x.shape());
   check_weight("fp8_grouped_linear", x, weight);
-  check(rows.dtype() == DType::i64 && rows.device() == kCpu && rows.shape() == Shape{weight.dim(0)},
+  check(given.dtype() == DType::i64 && given.device() == kCpu &&
+            given.shape() == Shape{weight.dim(0)},
         "fp8_grouped_linear: rows must be i64 with shape {} on cpu, got {} with shape {}",
-        Shape{weight.dim(0)}, rows.dtype(), rows.shape());
-  std::int64_t sum = 0;
-  for (std::int64_t e = 0; e < rows.numel(); ++e) sum += rows.data<std::int64_t>()[e];
-  check(sum == x.dim(0), "fp8_grouped_linear: rows must sum to the {} rows of x, got {}", x.dim(0),
-        sum);
+        Shape{weight.dim(0)}, given.dtype(), given.shape());
+  const Tensor rows = contiguous(given);
+  check_group_rows("fp8_grouped_linear", rows, x.dim(0));
   const Products p{.recipe = recipe,
                    .dtype = x.dtype(),
                    .count = weight.dim(0),

@@ -15,8 +15,7 @@ namespace weft {
 /// Saves    the rounded x and weight, 1 byte each; with BackwardOverride::high_precision x and
 ///          weight
 /// Throws   Error on the shapes and dtypes above, on a GPU without FP8, and with delayed scales on
-/// a
-///          state without them
+///          a state without them; once differentiable
 /// Source   TransformerEngine, pytorch/module/linear.py
 Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                   const fp8::Recipe& recipe, const fp8::LayerState* state = nullptr);

@@ -19,8 +19,8 @@ namespace weft {
 /// null for none; if it uses public ops it can be differentiated again.
 ///
 /// Saves    all inputs and y
-/// Throws   Error when forward returns a null tensor, backward returns a wrong number of gradients,
-///          or an input was changed in place
+/// Throws   Error when forward returns a null tensor, backward returns a wrong number of gradients
+///          or one whose shape or dtype is not its input's, or an input was changed in place
 template <class Forward, class BackwardFn>
 Tensor custom_function(const char* name, const TensorList& inputs, Forward&& forward,
                        BackwardFn backward) {
@@ -32,10 +32,10 @@ Tensor custom_function(const char* name, const TensorList& inputs, Forward&& for
   check(y.defined(), "{}: forward must return a tensor, got a null handle", name);
   bool followed = false;
   for (const Tensor& x : inputs) followed = followed || recording(x);
-  if (!followed) return y;
+  if (!followed || !is_compute(y.dtype())) return y;
   check(inputs.size() <= 8, "{}: a custom function takes at most 8 inputs, got {}", name,
         inputs.size());
-  if (y.requires_grad()) y = y.detach();  // forward returned an input or a parameter itself
+  y = y.detach();  // forward may return an input or a tensor that the caller keeps
   SavedList saved;
   for (const Tensor& x : inputs) saved.add(x, "an input");
   Tape::record(name, inputs, TensorList{y},
@@ -44,8 +44,14 @@ Tensor custom_function(const char* name, const TensorList& inputs, Forward&& for
                  const TensorList dx = backward(in, sy.get(), b.dy());
                  check(dx.size() == in.size(), "{}: backward must return {} gradients, got {}",
                        name, in.size(), dx.size());
-                 for (int i = 0; i < dx.size(); ++i)
-                   if (dx[i].defined()) b.add(i, dx[i]);
+                 for (int i = 0; i < dx.size(); ++i) {
+                   if (!dx[i].defined() || !b.needs(i)) continue;
+                   check(dx[i].shape() == in[i].shape() && dx[i].dtype() == in[i].dtype(),
+                         "{}: the gradient of input {} must have shape {} and dtype {}, got {} "
+                         "and {}",
+                         name, i, in[i].shape(), in[i].dtype(), dx[i].shape(), dx[i].dtype());
+                   b.add(i, dx[i]);
+                 }
                });
   return y;
 }

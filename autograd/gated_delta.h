@@ -27,7 +27,7 @@ struct GatedDelta {
 ///
 /// Shapes   q, k (B, T, Hk, K), v (B, T, Hv, V), g, beta (B, T, Hv) -> (B, T, Hv, V)
 /// Dtypes   q, k, v f32, f64, bf16, f16 (computed in f32), one dtype for all; g, beta and states
-///          f64 for f64, else f32. g must be at most 0
+///          f64 for f64, else f32. g must be at most 0; -infinity resets the state
 /// Device   cpu, cuda; all on one device
 /// Saves    q, k, v, g, beta, and the state before each chunk
 /// Throws   Error on operands whose shapes do not match, Hv not a multiple of Hk, cu_seqlens that

@@ -15,6 +15,12 @@ namespace {
 
 using Function = std::function<Tensor(const TensorList&)>;
 
+bool repeats(const Tensor& x) {
+  for (int d = 0; d < x.ndim(); ++d)
+    if (x.dim(d) > 1 && x.strides()[d] == 0) return true;
+  return false;
+}
+
 // Element i (row-major) of a tensor with any strides.
 double& element(const Tensor& t, std::int64_t i) {
   std::int64_t at = 0;
@@ -76,7 +82,9 @@ std::string gradcheck(const Function& f, const TensorList& inputs, const Gradche
   for (const Tensor& x : inputs) {
     check(x.dtype() == DType::f64 || !is_floating(x.dtype()),
           "gradcheck: inputs must be f64 or integers, got {}", x.dtype());
-    Tensor leaf = x.detach();  // same memory and strides: non-contiguous inputs stay non-contiguous
+    // The same memory and strides: non-contiguous inputs stay non-contiguous. An element that
+    // appears several times could not be changed alone, so a repeated input is copied.
+    Tensor leaf = repeats(x) ? x.detach().clone() : x.detach();
     if (x.dtype() == DType::f64) leaf.set_requires_grad();
     in.push_back(leaf);
   }

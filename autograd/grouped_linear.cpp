@@ -34,14 +34,7 @@ void check_operands(const Tensor& x, const Tensor& weight, const Tensor& bias, c
         "grouped_linear: rows must be i64 on cpu, got {} on {}", rows.dtype(), rows.device());
   check(rows.shape() == Shape{weight.dim(0)}, "grouped_linear: rows must have shape {}, got {}",
         Shape{weight.dim(0)}, rows.shape());
-  std::int64_t sum = 0;
-  const std::int64_t* n = rows.data<std::int64_t>();
-  for (std::int64_t e = 0; e < rows.numel(); ++e) {
-    check(n[e] >= 0, "grouped_linear: rows must be at least 0, got {} for group {}", n[e], e);
-    sum += n[e];
-  }
-  check(sum == x.dim(0), "grouped_linear: rows must sum to the {} rows of x, got {}", x.dim(0),
-        sum);
+  detail::check_group_rows("grouped_linear", contiguous(rows), x.dim(0));
   check(bias.defined() || !bias_scale.defined(), "grouped_linear: bias_scale needs a bias");
   if (bias.defined()) check_like_x("bias", bias, {weight.dim(0), weight.dim(1)}, x);
   if (bias_scale.defined()) check_like_x("bias_scale", bias_scale, {x.dim(0)}, x);
@@ -65,9 +58,10 @@ Tensor as_column(const Tensor& t) {
 }  // namespace
 
 Tensor grouped_linear(const Tensor& given, const Tensor& weights, const Tensor& bias,
-                      const Tensor& rows, const Tensor& bias_scale, const DelayedGradients& later) {
-  check_operands(given, weights, bias, rows, bias_scale);
-  const Tensor x = contiguous(given), weight = contiguous(weights);
+                      const Tensor& counts, const Tensor& bias_scale,
+                      const DelayedGradients& later) {
+  check_operands(given, weights, bias, counts, bias_scale);
+  const Tensor x = contiguous(given), weight = contiguous(weights), rows = contiguous(counts);
   const Tensor own_bias = bias.defined() ? contiguous(bias) : Tensor();
   Tensor scale = bias_scale.defined() ? contiguous(bias_scale) : Tensor();
   if (bias.defined() && !scale.defined()) scale = Tensor::ones({x.dim(0)}, x.dtype(), x.device());

@@ -1,11 +1,23 @@
 #pragma once
 #include "weft/core/dispatch.h"
+#include "weft/core/error.h"
 #include "weft/core/kernels/copy.h"
 #include "weft/core/kernels/grouped_linear.h"
 
 namespace weft::detail {
 
-/// Products per group of rows with their scratch. Records nothing.
+/// Throws Error "op: ..." unless `rows`, contiguous, are the rows of groups of an x with `total`.
+inline void check_group_rows(const char* op, const Tensor& rows, std::int64_t total) {
+  std::int64_t sum = 0;
+  const std::int64_t* n = rows.data<std::int64_t>();
+  for (std::int64_t e = 0; e < rows.numel(); ++e) {
+    check(n[e] >= 0, "{}: rows must be at least 0, got {} for group {}", op, n[e], e);
+    sum += n[e];
+  }
+  check(sum == total, "{}: rows must sum to the {} rows of x, got {}", op, total, sum);
+}
+
+/// Products per group of rows (contiguous) with their scratch. Records nothing.
 inline void grouped_product(const Tensor& a, const Tensor& b, GroupedProduct kind,
                             const Tensor& rows, const Tensor& out, bool accumulate = false) {
   Tensor scratch;

@@ -1,5 +1,6 @@
 #include "weft/autograd/indexing.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "weft/autograd/axis.h"
@@ -197,7 +198,8 @@ Tensor triu(const Tensor& x, std::int64_t diagonal) {
   check_tensor("triu", "x", x);
   check(x.ndim() >= 2, "triu: x must have at least 2 axes, got shape {}", x.shape());
   const Tensor ones = Tensor::ones({x.dim(-2), x.dim(-1)}, DType::boolean, x.device());
-  return where(tril(ones, diagonal - 1), Tensor::zeros({}, x.dtype(), x.device()), x);
+  const std::int64_t below = std::max(diagonal, -x.dim(-2)) - 1;  // any lower one is as low
+  return where(tril(ones, below), Tensor::zeros({}, x.dtype(), x.device()), x);
 }
 
 }  // namespace weft

@@ -221,9 +221,12 @@ Tensor repeat(const Tensor& x, const Shape& times) {
   for (int d = 0; d < times.size(); ++d) {
     check(times[d] >= 0, "repeat: every number must be at least 0, got {}", times);
     if (times[d] == 1) continue;
-    TensorList copies;
-    for (std::int64_t i = 0; i < times[d]; ++i) copies.push_back(y);
-    y = copies.empty() ? narrow(y, d, 0, 0) : cat(copies, d);
+    std::int64_t outer = 1, inner = 1;  // lengths before axis d, and from it on
+    for (int i = 0; i < y.ndim(); ++i) (i < d ? outer : inner) *= y.dim(i);
+    Shape shape = y.shape();
+    shape[d] *= times[d];
+    const Tensor copies = expand(reshape(y, {outer, 1, inner}), {outer, times[d], inner});
+    y = reshape(contiguous(copies), shape);
     copied = true;
   }
   return copied ? y : clone(y);

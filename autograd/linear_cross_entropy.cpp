@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "weft/autograd/cross_entropy_checks.h"
+#include "weft/autograd/elementwise.h"
 #include "weft/autograd/head_chunks.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
@@ -83,14 +84,14 @@ void add_head_gradient(Backward& b, Tensor dw, const Tensor& dy, DType dtype) {
   dispatch<cpu::scale_by, cuda::scale_by>(dw, dy, sum.adds, sum.to);
 }
 
-// dx and dw are the gradients for an upstream gradient of 1.
+// dx and dw are the gradients for an upstream gradient of 1, divided by `factor` unless it is null.
 void record_reduced(const Tensor& x, const Tensor& weight, const Tensor& loss, const Tensor& dx,
-                    const Tensor& dw) {
+                    const Tensor& dw, const Tensor& factor) {
   Tape::record(kOp, {&x, &weight}, {&loss},
-               [sdx = save(dx, "dx"), sdw = save(dw, "dweight"),
+               [sdx = save(dx, "dx"), sdw = save(dw, "dweight"), sf = save(factor, "factor"),
                 dtype = weight.dtype()](Backward& b) mutable {
                  b.once_differentiable();
-                 const Tensor dy = contiguous(b.dy());
+                 const Tensor dy = contiguous(sf ? mul(b.dy(), sf.get()) : b.dy());
                  if (b.needs(0)) b.add(0, scaled(sdx.take(), dy));
                  if (b.needs(1)) add_head_gradient(b, sdw.take(), dy, dtype);
                });
@@ -155,15 +156,19 @@ Tensor head_loss(const Tensor& x_in, const Tensor& weight_in, const Tensor& targ
   if (options.reduction == Reduction::mean) count = count_valid(t, options.ignore_index);
   if (reduced) loss = Tensor::empty({}, real, x.device());
 
-  Tensor dx, dw;
+  Tensor dx, dw, factor;
   {
     const NoGradGuard quiet;
     detail::HeadChunks chunks(x, weight, t, options, chunk_rows, range, gather);
     if (keeps && reduced) {
+      // In f16 the gradients of a mean are too small before the upstream gradient, a loss scale,
+      // multiplies them: backward divides by the count, and rounds dw.
+      const bool late = x.dtype() == DType::f16;
+      if (late && count.defined()) factor = div(1.0, maximum(count.to(real), 1));
       const Gradients g(x, Tape::follows(x), weight, Tape::follows(weight));
-      chunks.losses_and_gradients(flat, count, g.dx_rows(rows), g.dw);
+      chunks.losses_and_gradients(flat, late ? Tensor() : count, g.dx_rows(rows), g.dw);
       dx = g.dx;
-      dw = has_f32_sum(weight) ? g.dw : g.dw_as(weight.dtype());
+      dw = late || has_f32_sum(weight) ? g.dw : g.dw_as(weight.dtype());
     } else {
       if (keeps) stats = Tensor::empty({rows, 2}, real, x.device());
       chunks.losses(flat, stats);
@@ -173,7 +178,7 @@ Tensor head_loss(const Tensor& x_in, const Tensor& weight_in, const Tensor& targ
   if (!recorded) return loss;
 
   if (reduced)
-    record_reduced(x, weight, loss, dx, dw);
+    record_reduced(x, weight, loss, dx, dw, factor);
   else
     record_rows(x, weight, loss, t, stats, options, chunk_rows, range);
   return loss;

@@ -12,14 +12,17 @@ namespace weft {
 /// only scales these by the upstream gradient. For Reduction::none, backward recomputes each
 /// chunk's logits. Losses equal those of the two ops up to rounding (bitwise if the products are
 /// the same calls). With bf16 the weight gradient is summed in f32, and
-/// rounded where the weight has no f32 main_grad.
+/// rounded where the weight has no f32 main_grad. With f16 backward divides the gradients of a mean
+/// by the number of targets after a loss scale has multiplied them, so that they do not underflow.
 ///
 /// Shapes  x (..., C), weight (V, C), any strides; targets (...); result (...) for none, else a
 ///         scalar
 /// Dtypes  x and weight f32, f64, bf16, f16, alike; targets i32, i64. The loss is f64 for f64, else
-/// f32 Device  cpu, cuda; nothing is copied to the host Saves   the gradients of x and weight for
-/// an upstream gradient of 1; for Reduction::none x,
-///         weight, targets, and each row's maximum and sum of exp(logit - maximum)
+///         f32
+/// Device  cpu, cuda; nothing is copied to the host
+/// Saves   the gradients of x and weight for an upstream gradient of 1 (that of an f16 weight in
+///         f32); for Reduction::none x, weight, targets, and each row's maximum and sum of
+///         exp(logit - maximum)
 /// Throws  Error on shapes, dtypes or devices that do not match, V = 0, label_smoothing outside [0,
 ///         1), and a target that is neither in [0, V) nor ignore_index (for a GPU at the host's
 ///         next synchronization). Once differentiable.

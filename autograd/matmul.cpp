@@ -11,6 +11,14 @@
 namespace weft {
 namespace {
 
+void check_operands(const char* op, const Tensor& a, const Tensor& b) {
+  if (!is_compute(a.dtype())) throw_bad_dtype(op, a.dtype(), kFloatingNames);
+  check(a.dtype() == b.dtype(), "{}: operands must have one dtype, got {} and {}", op, a.dtype(),
+        b.dtype());
+  check(a.device() == b.device(), "{}: operands must be on one device, got {} and {}", op,
+        a.device(), b.device());
+}
+
 Shape leading(const Tensor& t) { return Shape(t.shape().begin(), t.shape().end() - 2); }
 
 // Flattens the leading axes to rows: (..., M, K) -> (rows, K).
@@ -53,11 +61,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   detail::check_tensor("matmul", "b", b);
   check(a.ndim() >= 1 && b.ndim() >= 1,
         "matmul: operands must have at least 1 axis, got shapes {} and {}", a.shape(), b.shape());
-  if (!is_compute(a.dtype())) throw_bad_dtype("matmul", a.dtype(), kFloatingNames);
-  check(a.dtype() == b.dtype(), "matmul: operands must have one dtype, got {} and {}", a.dtype(),
-        b.dtype());
-  check(a.device() == b.device(), "matmul: operands must be on one device, got {} and {}",
-        a.device(), b.device());
+  check_operands("matmul", a, b);
   check(a.dim(-1) == b.dim(b.ndim() == 1 ? 0 : -2),
         "matmul: inner dimensions must be equal, got shapes {} and {}", a.shape(), b.shape());
   if (a.ndim() == 1) return squeeze(matmul(unsqueeze(a, 0), b), b.ndim() == 1 ? 0 : -2);
@@ -78,6 +82,9 @@ void check_vectors(const char* op, const Tensor& a, const Tensor& b) {
 
 Tensor dot(const Tensor& a, const Tensor& b) {
   check_vectors("dot", a, b);
+  check_operands("dot", a, b);
+  check(a.dim(0) == b.dim(0), "dot: both operands must have one length, got {} and {}", a.dim(0),
+        b.dim(0));
   return matmul(a, b);
 }
 

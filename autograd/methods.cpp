@@ -230,7 +230,11 @@ const Tensor& assign(const char* name, const Tensor& x, const Other& other,
     check_source(name, "y", other);
   }
   const NoGradGuard off;
-  return x.copy_(op(x, other));
+  const Tensor y = op(x, other);
+  if constexpr (std::is_same_v<Other, const Tensor&>)
+    check(y.shape() == x.shape(), "{}: y must broadcast to shape {}, got {}", name, x.shape(),
+          other.shape());
+  return x.copy_(y);
 }
 
 bool alike(const Tensor& x, const Tensor& other) {

@@ -60,12 +60,12 @@ Tensor argmin(const Tensor& x, int dim = -1, bool keepdim = false);
 /// Shapes   x (...)  ->  x's shape without `dims` (or with 1 there)
 /// Dtypes   f32, f64, bf16, f16; sums in f64
 /// Device   cpu, cuda, meta
-/// Saves    x
+/// Saves    x and the mean
 /// Throws   Error on a dim out of range or given twice, on other dtypes
 /// Source   two passes: the mean of squares minus the square of the mean cancels
 Tensor var(const Tensor& x, std::initializer_list<int> dims = {}, int correction = 1,
            bool keepdim = false);
-/// The standard deviation, the square root of var(). Where that is 0 the gradient is 0.
+/// The standard deviation, the square root of var(), rounded once. Where it is 0 the gradient is 0.
 Tensor stddev(const Tensor& x, std::initializer_list<int> dims = {}, int correction = 1,
               bool keepdim = false);
 

@@ -16,6 +16,64 @@ namespace {
 // A 16-bit mean or sum of exponentials is too coarse to be subtracted from close numbers.
 Tensor computed(const Tensor& x) { return is_half(x.dtype()) ? cast(x, DType::f32) : x; }
 
+// The mean over the axes in f64, not recorded. It is measured from the first number, so that equal
+// numbers have exactly themselves as mean, and close ones no error that is large beside their
+// spread.
+Tensor accurate_mean(const Tensor& x, const Tensor& rows, const Axes& axes) {
+  const Shape kept = axes.result_shape(x.shape(), true);
+  if (axes.extent.reduced == 0) return Tensor::zeros(kept, DType::f64, x.device());
+  const NoGradGuard off;
+  Tensor first = x.detach();
+  for (int d = 0; d < x.ndim(); ++d)
+    if (axes.reduced(d)) first = narrow(first, d, 0, 1);
+  first = contiguous(first).to(DType::f64);
+  return add(first, run_reduce(rows, ReduceOp::sum_offsets, axes, kept, DType::f64, first,
+                               1 / static_cast<double>(axes.extent.reduced)));
+}
+
+// x - center, where center is the mean over n numbers in f64: two numbers of x's dtype hold it.
+Tensor centered(const Tensor& x, const Tensor& center, double n) {
+  const Tensor high = center.to(x.dtype());
+  Tensor low = sub(center, high.to(DType::f64)).to(x.dtype());
+  if (recording(x)) {  // an outer tape differentiates the mean: a term of value 0
+    const Tensor mean = mul(sum_to(x, center.shape()), 1 / n);
+    low = add(low, sub(mean, mean.detach()));
+  }
+  return sub(sub(x, high), low);
+}
+
+// 1 / (n - correction)
+double weight_of_square(const Axes& axes, int correction) {
+  return 1 / std::max(0.0, static_cast<double>(axes.extent.reduced) - correction);
+}
+
+Tensor deviation(const Tensor& x, const Axes& axes, int correction, const Shape& shape) {
+  const Tensor rows = as_rows(x, axes), center = accurate_mean(x, rows, axes);
+  const double scale = weight_of_square(axes, correction);
+  Tensor y;
+  {
+    NoGradGuard off;  // the root of the f64 variance: that of another dtype may leave its range
+    y = sqrt(run_reduce(rows, ReduceOp::sum_squares, axes, shape, DType::f64, center, scale))
+            .to(x.dtype());
+  }
+  if (recording(x))
+    Tape::record(
+        "stddev", {&x}, {&y},
+        [s = save(x), sc = save(center, "mean"), sy = save(y, "y"), axes, correction,
+         scale](Backward& g) {
+          const Tensor saved = computed(s.get()), &mean = sc.get();
+          const Shape& kept = mean.shape();
+          const Tensor length = reshape(
+              saved.same(s.get()) ? sy.get() : deviation(saved, axes, correction, kept), kept);
+          const Tensor constant = eq(length, 0);
+          const Tensor away = centered(saved, mean, static_cast<double>(axes.extent.reduced));
+          const Tensor dy = mul(reshape(computed(g.dy()), kept), scale);
+          const Tensor dx = mul(div(away, where(constant, 1, length)), where(constant, 0, dy));
+          g.add(0, cast(dx, s.get().dtype()));
+        });
+  return y;
+}
+
 Tensor cumsum_along(const Tensor& x, int dim, bool reverse) {
   const DType dtype = is_compute(x.dtype()) ? x.dtype() : DType::i64;
   const Axes axes("cumsum", x.shape(), {dim});
@@ -35,19 +93,18 @@ Tensor var(const Tensor& x, std::initializer_list<int> dims, int correction, boo
   check_floating("var", x.dtype());
   const Tensor rows = as_rows(x, axes);
   const auto n = static_cast<double>(axes.extent.reduced);
-  const double scale = 1 / std::max(0.0, n - correction);
-  const Shape kept = axes.result_shape(x.shape(), true);
+  const double scale = weight_of_square(axes, correction);
   // Two passes: the mean of squares minus the square of the mean cancels when |mean| >> std.
-  const Tensor center = run_reduce(rows, ReduceOp::sum, axes, kept, DType::f64, {}, 1 / n);
+  const Tensor center = accurate_mean(x, rows, axes);
   Tensor y = run_reduce(rows, ReduceOp::sum_squares, axes, axes.result_shape(x.shape(), keepdim),
                         x.dtype(), center, scale);
   if (recording(x))
-    Tape::record("var", {&x}, {&y}, [s = save(x), kept, n, scale](Backward& g) {
-      const Tensor saved = computed(s.get());
-      const Tensor mu = mul(sum_to(saved, kept), 1 / n);
-      const Tensor dy = mul(reshape(computed(g.dy()), kept), 2 * scale);
-      g.add(0, cast(mul(dy, sub(saved, mu)), s.get().dtype()));
-    });
+    Tape::record("var", {&x}, {&y},
+                 [s = save(x), sc = save(center, "mean"), n, scale](Backward& g) {
+                   const Tensor saved = computed(s.get()), &mean = sc.get();
+                   const Tensor dy = mul(reshape(computed(g.dy()), mean.shape()), 2 * scale);
+                   g.add(0, cast(mul(dy, centered(saved, mean, n)), s.get().dtype()));
+                 });
   return y;
 }
 
@@ -64,10 +121,11 @@ Tensor norm(const Tensor& x, std::initializer_list<int> dims, bool keepdim) {
   }
   if (recording(x))
     Tape::record("norm", {&x}, {&y}, [s = save(x), sy = save(y, "y"), kept](Backward& g) {
-      // Where the norm is 0 the gradient is 0, one of the subgradients.
+      // Where the norm is 0 the gradient is 0, one of the subgradients. dy / length may leave the
+      // range of the dtype; x / length is at most 1.
       const Tensor &length = sy.get(), nowhere = eq(length, 0);
-      const Tensor factor = where(nowhere, 0, div(g.dy(), where(nowhere, 1, length)));
-      g.add(0, mul(s.get(), reshape(factor, kept)));
+      const Tensor direction = div(s.get(), reshape(where(nowhere, 1, length), kept));
+      g.add(0, mul(direction, reshape(where(nowhere, 0, g.dy()), kept)));
     });
   return y;
 }
@@ -144,15 +202,15 @@ Tensor cumsum(const Tensor& x, int dim) {
 
 Tensor stddev(const Tensor& x, std::initializer_list<int> dims, int correction, bool keepdim) {
   check_tensor("stddev", "x", x);
+  const Axes axes("stddev", x.shape(), dims);
   check_floating("stddev", x.dtype());
-  const Tensor v = var(x, dims, correction, keepdim), constant = eq(v, 0);
-  return where(constant, 0, sqrt(where(constant, 1, v)));  // the slope of sqrt at 0 is infinite
+  return deviation(x, axes, correction, axes.result_shape(x.shape(), keepdim));
 }
 
 Tensor prod(const Tensor& x, int dim, bool keepdim) {
   check_tensor("prod", "x", x);
-  check(x.ndim() > 0, "prod: x must have at least 1 axis, got shape {}", x.shape());
   dim = normalize_dim("prod", dim, x.ndim());
+  if (x.ndim() == 0) return reshape(prod(reshape(x, {1}), 0), {});
   if (x.dtype() != DType::boolean) check_numeric("prod", x.dtype());
   Tensor y = is_compute(x.dtype()) ? computed(x) : cast(x, DType::i64);
   if (y.dim(dim) == 0) {

@@ -30,7 +30,8 @@ struct Routing {
 /// Saves    logits, experts
 /// Throws   Error unless 1 <= k <= E, k <= 32, E <= 1024; on k = 1 with a softmax over the selected
 ///          experts (its gradient is 0), on a bias with softmax, on normalise = false with it, on
-///          groups that do not divide E, cannot hold k experts or have fewer than group_best
+///          groups that do not divide E, cannot hold k experts or have fewer than group_best;
+///          once differentiable
 /// Source   Shazeer et al. 2017, arXiv:1701.06538; sigmoid scores, groups and bias: DeepSeek-AI
 ///          2024, arXiv:2412.19437, and Wang et al. 2024, arXiv:2408.15664
 Routing route(const Tensor& logits, const Tensor& expert_bias, const RouterOptions& options,
@@ -44,7 +45,7 @@ Routing route(const Tensor& logits, const Tensor& expert_bias, const RouterOptio
 /// Dtypes   as route
 /// Device   cpu, cuda, meta
 /// Saves    logits, experts
-/// Throws   Error unless 1 <= k <= E, k <= 32, E <= 1024
+/// Throws   Error unless 1 <= k <= E, k <= 32, E <= 1024; once differentiable
 /// Source   Clark et al. 2022, arXiv:2202.01169, section 3
 Routing route_sinkhorn(const Tensor& logits, std::int64_t topk, bool balanced,
                        const Tensor& padding = {});

@@ -51,7 +51,7 @@ Tensor count_top_experts(const Tensor& logits, std::int64_t k, std::int64_t sequ
 /// Dtypes   logits f32, f64, bf16, f16; counts i64; padding bool; the result f64 for f64, else f32
 /// Device   cpu, cuda, meta; sums have a fixed order
 /// Saves    logits, counts, padding, cu_seqlens
-/// Throws   Error on wrong shapes or dtypes
+/// Throws   Error on wrong shapes or dtypes; once differentiable
 /// Source   Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961, eq. 4;
 ///          by sequence: DeepSeek-AI 2024, arXiv:2412.19437, eq. 17
 Tensor balance_loss(const Tensor& logits, const Tensor& counts, RouterScore score,
@@ -64,7 +64,7 @@ Tensor balance_loss(const Tensor& logits, const Tensor& counts, RouterScore scor
 /// Dtypes   logits f32, f64, bf16, f16; padding bool; the result f64 for f64, else f32
 /// Device   cpu, cuda, meta; sums have a fixed order
 /// Saves    logits, padding
-/// Throws   Error on wrong shapes or dtypes
+/// Throws   Error on wrong shapes or dtypes; once differentiable
 /// Source   Zoph et al. 2022, arXiv:2202.08906, eq. 5
 Tensor z_loss(const Tensor& logits, double coefficient, const Tensor& padding = {});
 

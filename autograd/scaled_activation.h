@@ -13,7 +13,7 @@ namespace weft {
 /// Dtypes   h f32, f64, bf16, f16 (computed in f32); scale f32, or f64 for f64
 /// Device   cpu, cuda, meta
 /// Saves    h, scale
-/// Throws   Error on wrong shapes, dtypes or devices
+/// Throws   Error on wrong shapes, dtypes or devices; once differentiable
 /// Source   Shazeer 2020, arXiv:2002.05202
 Tensor scaled_swiglu(const Tensor& h, const Tensor& scale);
 
@@ -23,7 +23,7 @@ Tensor scaled_swiglu(const Tensor& h, const Tensor& scale);
 /// Dtypes   h f32, f64, bf16, f16 (computed in f32); scale f32, or f64 for f64
 /// Device   cpu, cuda, meta
 /// Saves    h, scale
-/// Throws   Error on wrong shapes, dtypes or devices
+/// Throws   Error on wrong shapes, dtypes or devices; once differentiable
 /// Source   Hendrycks, Gimpel 2016, arXiv:1606.08415
 Tensor scaled_gelu(const Tensor& h, const Tensor& scale, Gelu kind = Gelu::tanh);
 

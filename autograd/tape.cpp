@@ -1,6 +1,8 @@
 // The core of the tape: ops are recorded in order and run in reverse.
 #include "weft/autograd/tape.h"
 
+#include <algorithm>
+
 #include "weft/autograd/tape_state.h"
 #include "weft/core/allocator.h"
 #include "weft/core/kernel_timer.h"
@@ -31,6 +33,11 @@ void* Tape::add_node(const char* name, const TensorRefs& inputs, const TensorRef
   const auto count = static_cast<std::size_t>(inputs.size() + outputs.size());
   void* const place = s.arena.take(sizeof(Node));
   auto* id = static_cast<std::uint64_t*>(s.arena.take(count * sizeof(std::uint64_t)));
+  Shape* others = nullptr;
+  if (const int more = outputs.size() - 1; more > 0) {
+    others = static_cast<Shape*>(s.arena.take(static_cast<std::size_t>(more) * sizeof(Shape)));
+    for (int i = 0; i < more; ++i) new (others + i) Shape(outputs[i + 1].shape());
+  }
   Node* const node = new (place) Node{s.last,
                                       name,
                                       s.arena.take(fn_bytes),
@@ -42,7 +49,8 @@ void* Tape::add_node(const char* name, const TensorRefs& inputs, const TensorRef
                                       outputs.size(),
                                       detail::profile_scope(),
                                       saved_bytes,
-                                      outputs.size() ? outputs[0].shape() : Shape{}};
+                                      outputs.size() ? outputs[0].shape() : Shape{},
+                                      others};
   for (int i = 0; i < inputs.size(); ++i) {
     const Tensor& x = inputs[i];
     *id++ = !x.requires_grad() ? 0 : x.impl()->leaf ? use_leaf(x) : id_of(x);
@@ -98,11 +106,24 @@ void Tape::run(const char* caller, const TensorList& ys, const TensorList& dys) 
   const Run run(*this);
   for (std::size_t i = 0; i < s.leaves.size(); ++i)
     slot(s.leaves[i].id).leaf = static_cast<std::int32_t>(i);
-  for (int i = 0; i < ys.size(); ++i)
-    if (ys[i].requires_grad())
-      accumulate(
-          slot(id_of(ys[i])), caller,
-          dys[i].defined() ? dys[i] : Tensor::ones(ys[i].shape(), ys[i].dtype(), ys[i].device()));
+  // The grad() of a leaf, given as dy, would change while gradients are added to it.
+  const auto is_gradient = [&s](const Tensor& dy) {
+    const auto shares = [&dy](const Tensor& g) {
+      return g.defined() && g.storage() == dy.storage();
+    };
+    return std::any_of(s.leaves.begin(), s.leaves.end(), [&](const Leaf& leaf) {
+      return shares(leaf.tensor.grad()) || shares(leaf.tensor.main_grad());
+    });
+  };
+  for (int i = 0; i < ys.size(); ++i) {
+    if (!ys[i].requires_grad()) continue;
+    Tensor dy = dys[i];
+    if (!dy.defined())
+      dy = Tensor::ones(ys[i].shape(), ys[i].dtype(), ys[i].device());
+    else if (is_gradient(dy))
+      dy = dy.clone();
+    accumulate(slot(id_of(ys[i])), caller, std::move(dy));
+  }
   while (Node* const node = s.last) {
     s.last = node->previous;
     run_node(*node);
@@ -127,12 +148,13 @@ void Tape::run_node(Node& node) {
   for (int i = 0; i < node.output_count; ++i) {
     Slot& y = slot(node.outputs[i]);
     dy.push_back(y.wanted ? y.grad : std::move(y.grad));
-    reached = reached || dy[i].defined();
+    if (!dy[i].defined()) continue;
+    reached = true;
+    const Shape& shape = i == 0 ? node.shape : node.others[i - 1];
+    check(dy[i].shape() == shape, "{}: gradient must have shape {}, got {}", node.name, shape,
+          dy[i].shape());
   }
   if (!reached) return;
-  check(dy.empty() || !dy[0].defined() || dy[0].shape() == node.shape,
-        "{}: gradient must have shape {}, got {}", node.name, node.shape,
-        !dy.empty() && dy[0].defined() ? dy[0].shape() : Shape{});
   Backward b(this, node.name, node.inputs, dy.begin());
   if (!detail::profiling()) [[likely]]
     return node.invoke(node.fn, b);

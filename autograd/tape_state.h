@@ -20,7 +20,8 @@ struct Tape::Node {
   int input_count, output_count;
   std::int32_t profile_scope;
   std::int64_t saved_bytes;
-  Shape shape;  ///< shape of the first output
+  Shape shape;          ///< shape of the first output
+  const Shape* others;  ///< shapes of the other outputs
 };
 
 /// The gradient of a tensor while the tape runs.

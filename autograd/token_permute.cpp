@@ -104,12 +104,13 @@ ExpertRows sort_by_expert(const Tensor& experts, std::int64_t count, const RowOp
   return out;
 }
 
-void know_rows(ExpertRows& sorted, const Tensor& rows) {
-  detail::check_tensor("know_rows", "rows", rows);
-  check(
-      rows.shape() == sorted.counts.shape() && rows.dtype() == DType::i64 && rows.device() == kCpu,
-      "know_rows: rows must be i64 of shape {} on cpu, got {} of shape {} on {}",
-      sorted.counts.shape(), rows.dtype(), rows.shape(), rows.device());
+void know_rows(ExpertRows& sorted, const Tensor& given) {
+  detail::check_tensor("know_rows", "rows", given);
+  check(given.shape() == sorted.counts.shape() && given.dtype() == DType::i64 &&
+            given.device() == kCpu,
+        "know_rows: rows must be i64 of shape {} on cpu, got {} of shape {} on {}",
+        sorted.counts.shape(), given.dtype(), given.shape(), given.device());
+  const Tensor rows = contiguous(given);
   for (std::int64_t e = 0; e < rows.numel(); ++e)
     check(rows.data<std::int64_t>()[e] >= 0,
           "know_rows: rows must be at least 0, got {} for expert {}", rows.data<std::int64_t>()[e],

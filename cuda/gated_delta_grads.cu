@@ -172,7 +172,8 @@ struct Gradients {
       double sum = static_cast<double>(m.decay.whole(rows.n) * kept);
       for (int j = rows.n - 1; j >= t; --j) sum += static_cast<double>(m.dlog[j]);
       for (int j = 0; j < t; ++j) sum += static_cast<double>(m.left[j]);
-      b.dg[offset + t * s.value_heads] = static_cast<R>(sum);
+      const bool reset = rows.g[t * s.value_heads] <= static_cast<R>(kDeltaReset);
+      b.dg[offset + t * s.value_heads] = reset ? R(0) : static_cast<R>(sum);
       b.dbeta[offset + t * s.value_heads] = m.dbeta[t];
     }
   }

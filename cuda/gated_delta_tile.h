@@ -97,7 +97,7 @@ struct DeltaDecays {
     if (i < kDeltaSide) {
       double sum = 0, mine = 0;
       for (int j = 0; j < n; ++j) {
-        sum += static_cast<double>(g[j * stride]);
+        sum += delta_log_decay(g[j * stride]);
         if (j == i) mine = sum;
       }
       log[i] = mine;

@@ -40,7 +40,9 @@ struct Rule : ReduceRule<op> {
   static __device__ Lane take(Lane a, T x, const Center& c) {
     const auto v = static_cast<Lane>(widen(x));
     const Lane d = (v - c.high) - c.low;
-    if constexpr (op == ReduceOp::sum_squares)
+    if constexpr (op == ReduceOp::sum_offsets)
+      return a + d;
+    else if constexpr (op == ReduceOp::sum_squares)
       return a + d * d;
     else if constexpr (op == ReduceOp::sum_exp)
       return a + exp_of(d);

@@ -132,7 +132,10 @@ class BackwardHead {
     for (std::int64_t i = 0; i < head.K; ++i) kept += head.math.dot(dstate[i], state[i], head.V);
     dlog[head.n - 1] += static_cast<double>(head.decay.whole * kept);
     double sum = 0;
-    for (std::int64_t i = head.n - 1; i >= 0; --i) dg[i][0] = static_cast<T>(sum += dlog[i]);
+    for (std::int64_t i = head.n - 1; i >= 0; --i) {
+      sum += dlog[i];  // the terms across a reset cancel, to rounding
+      dg[i][0] = head.g[i * head.Hv] > static_cast<T>(kDeltaReset) ? static_cast<T>(sum) : T(0);
+    }
   }
 
   void state_gradient() {

@@ -80,7 +80,7 @@ struct DeltaDecay {
 
   DeltaDecay(const T* g, std::int64_t stride, std::int64_t n, const DeltaArithmetic<T>& math) {
     double sum = 0;
-    for (std::int64_t i = 0; i < n; ++i) log[i] = sum += static_cast<double>(g[i * stride]);
+    for (std::int64_t i = 0; i < n; ++i) log[i] = sum += delta_log_decay(g[i * stride]);
     for (std::int64_t i = 0; i < n; ++i) {
       from_start[i] = static_cast<T>(log[i]);
       to_end[i] = static_cast<T>(sum - log[i]);

@@ -7,6 +7,14 @@ namespace weft {
 inline constexpr std::int64_t kDeltaChunk = 64;  ///< tokens processed as matrices
 inline constexpr std::int64_t kDeltaStep = 4;    ///< tokens per call while text is generated
 
+/// The logarithm of a decay that is 0 in every dtype. A smaller g, down to -infinity, counts as
+/// this one: beside a larger number sums of g would lose the g of other tokens.
+inline constexpr double kDeltaReset = -800;
+template <class T>
+constexpr double delta_log_decay(T g) {
+  return static_cast<double>(g) < kDeltaReset ? kDeltaReset : static_cast<double>(g);
+}
+
 /// Neighbouring tokens of one sequence, at most kDeltaChunk, numbered through B * T.
 struct DeltaChunk {
   std::int64_t sequence, first, count;

@@ -32,6 +32,7 @@ enum class ReduceOp : std::uint8_t {
   sum,
   max,
   min,
+  sum_offsets,  ///< of x - center
   sum_squares,  ///< of x - center, or of x when center is null
   sum_exp       ///< of x - center
 };
@@ -72,6 +73,9 @@ struct ReduceRule {
 /// Calls f.operator()<op, T>() for the dtypes that the reduction supports.
 template <class F>
 void with_reduce(ReduceOp op, DType dtype, F&& f) {
+  if (op == ReduceOp::sum_offsets)
+    return dispatch_floating(dtype,
+                             [&]<class T>() { f.template operator()<ReduceOp::sum_offsets, T>(); });
   if (op == ReduceOp::sum_squares)
     return dispatch_floating(dtype,
                              [&]<class T>() { f.template operator()<ReduceOp::sum_squares, T>(); });

@@ -200,14 +200,23 @@ TEST_CASE("accumulate: under an outer tape the sum keeps its history") {
   CHECK(gradcheck(penalty, {test::random({2, 3}, 1), test::random({3, 3}, 2)}) == "");
 }
 
+TEST_CASE("accumulate: the grad() of a leaf as upstream gradient") {
+  const Tensor w = test::random({3}, 1, DType::f32).set_requires_grad();
+  const Tensor b = test::random({3}, 2, DType::f32).set_requires_grad();
+  w.set_grad(Tensor::of({1, 2, 3}, {3}));
+  Tape tape;
+  (w + b).backward(w.grad());
+  CHECK(test::values(w.grad()) == std::vector<double>{2, 4, 6});
+  CHECK(test::values(b.grad()) == std::vector<double>{1, 2, 3});
+}
+
 TEST_CASE("accumulate: a gradient of the wrong shape is refused") {
   // The penalty is recorded last, so its gradient is the first in the buffer.
   const auto penalty = [](const Tensor& w) {
-    return custom_function(
-        "penalty", {w}, [](const TensorList& in) { return sum(in[0]); },
-        [](const TensorList&, const Tensor&, const Tensor&) {
-          return TensorList{Tensor::ones({1}, DType::f64)};
-        });
+    const Tensor y = sum(w.detach());
+    Tape::record("penalty", {&w}, {&y},
+                 [](Backward& b) { b.add(0, Tensor::ones({1}, DType::f64)); });
+    return y;
   };
   const Tensor w = test::random({3, 2}).set_requires_grad();
   const std::string want = "{}: gradient must have shape [1] and dtype f64, got [3, 2] and f64";

@@ -88,7 +88,7 @@ TEST_CASE("assign: errors name the rule and the value") {
   CHECK(error_of([&] { x += Tensor::ones({3}); }) == "add: shapes must broadcast, got [2] and [3]");
   CHECK(error_of([&] {
           x += Tensor::ones({2, 2});
-        }) == "copy_: source must have shape [2], got [2, 2]");
+        }) == "+=: y must broadcast to shape [2], got [2, 2]");
   CHECK(error_of([&] { none += x; }) == "+=: the tensor must be a tensor, got a null handle");
   CHECK(error_of([&] { none /= 2; }) == "/=: the tensor must be a tensor, got a null handle");
   CHECK(error_of([&] { x *= none; }) == "*=: y must be a tensor, got a null handle");

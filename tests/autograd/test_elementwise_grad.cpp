@@ -211,6 +211,31 @@ TEST_CASE("elementwise: subgradients at kinks and ties") {
   }
 }
 
+TEST_CASE("elementwise: slopes of f16 quotients whose factors leave the range") {
+  // dy / b is 80,000 in the first and y / b in the second; both slopes are below 5,000.
+  const double cases[][3] = {{0.0025, 0.05, 4000}, {3.2, 0.005, 0.01}};  // a, b, dy
+  for (const auto& [na, nb, ndy] : cases) {
+    const Tensor a = Tensor::full({1}, na, DType::f16).set_requires_grad();
+    const Tensor b = Tensor::full({1}, nb, DType::f16).set_requires_grad();
+    const double x = a.item(), z = b.item(), want = -ndy * x / (z * z);
+    const Tensor dy = Tensor::full({1}, ndy, DType::f16);
+    Tape tape;
+    const Tensor db = tape.gradients(a / b, {b}, dy)[0];
+    CHECK(db.item() == doctest::Approx(want).epsilon(2e-3));
+    Tape number;
+    CHECK(number.gradients(x / b, {b}, dy)[0].item() == doctest::Approx(want).epsilon(2e-3));
+  }
+}
+
+TEST_CASE("elementwise: the slope of silu is 0 far below 0") {
+  for (const double x : {-200.0, -1e4, -1e30, -1e38})
+    for (const DType t : {DType::f32, DType::bf16, DType::f64}) {
+      const Tensor at = Tensor::full({19}, x, t).set_requires_grad();
+      Tape tape;
+      CHECK(abs(tape.gradients(silu(at), {at}, Tensor::ones({19}, t))[0]).max().item() < 1e-30);
+    }
+}
+
 TEST_CASE("elementwise: powers of zero have finite gradients") {
   Tensor a = Tensor::of({0, 0, 2}, {3}, DType::f64), b = Tensor::of({2, 0, 0}, {3}, DType::f64);
   a.set_requires_grad();

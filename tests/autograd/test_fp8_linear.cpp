@@ -237,6 +237,22 @@ TEST_CASE("fp8_grouped_linear: every expert as a layer of its own, empty ones to
     }
 }
 
+TEST_CASE("fp8_linear: a bias and rows in any layout") {
+  const Tensor x = random({48, 32}, 1, DType::f32), w = random({3, 16, 32}, 2, DType::f32);
+  const Tensor bias = random({16}, 3, DType::f32), one = w.select(0, 0);
+  CHECK(different_bits(fp8_linear(x, one, test::strided(bias), {}), fp8_linear(x, one, bias, {})) ==
+        "");
+  const Tensor gaps = Tensor::of({32, 7, 0, 7, 16, 7}, {6}, DType::i64).slice(0, 0, 6, 2);
+  const auto grads = [&](const Tensor& rows) {
+    const Tensor a = x.detach().set_requires_grad(), b = w.detach().set_requires_grad();
+    Tape tape;
+    return tape.gradients(fp8_grouped_linear(a, b, rows, {}), {a, b},
+                          random({48, 16}, 4, DType::f32));
+  };
+  const TensorList got = grads(gaps), want = grads(gaps.clone());
+  for (int i = 0; i < 2; ++i) CHECK(different_bits(got[i], want[i]) == "");
+}
+
 TEST_CASE("fp8_linear: recomputed regions give the same bits, also after the scope has ended") {
   const Operands o(DType::bf16);
   const auto gradients = [&](bool again, bool ends) {
@@ -326,6 +342,8 @@ TEST_CASE("fp8_linear: errors") {
         "fp8_grouped_linear: rows must sum to the 40 rows of x, got 32");
   CHECK(grouped(f32({32, 16}), w, Tensor::of({32}, {1}, DType::i64)) ==
         "fp8_grouped_linear: rows must be i64 with shape [2] on cpu, got i64 with shape [1]");
+  CHECK(grouped(f32({32, 16}), w, Tensor::of({48, -16}, {2}, DType::i64)) ==
+        "fp8_grouped_linear: rows must be at least 0, got -16 for group 1");
 }
 
 TEST_CASE("fp8_linear: no second derivative") {

@@ -151,6 +151,26 @@ TEST_CASE("gated_delta: gradients match finite differences") {
                   {.second_order = true}) == "");
 }
 
+TEST_CASE("gated_delta: a reset, and decays of any size, equal the recurrence") {
+  for (const DType t : {DType::f64, DType::f32})
+    for (const double reset : {-std::numeric_limits<double>::infinity(), -1e30, -1e6, -800.0}) {
+      CAPTURE(reset);
+      const TensorList in = operands({1, 130, 1, 2, 3, 4}, Decay::weak, t);
+      for (const std::int64_t token : {0, 5, 6, 63, 64, 100})
+        in[3].narrow(1, token, 1).fill_(reset);
+      const Tensor dy = random(in[2].shape(), 7, t), dstate = random(in[5].shape(), 8, t);
+      const TensorList got = run(&gated_delta, in, dy, dstate),
+                       want = run(&gated_delta_recurrent, in, dy, dstate);
+      for (int i = 0; i < want.size(); ++i) {
+        CAPTURE(i);
+        CHECK(mismatch(got[i], want[i], t == DType::f64 ? 1e-10 : 1e-4) == "");
+      }
+      // Nothing passes a reset, exactly.
+      for (const std::int64_t token : {0, 5, 6, 63, 64, 100})
+        CHECK(abs(got[5].narrow(1, token, 1)).max().item() == 0);
+    }
+}
+
 TEST_CASE("gated_delta: packed sequences give the bits of separate ones") {
   for (const DType t : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     const TensorList in = operands({1, 140, 1, 2, 8, 8}, Decay::weak, t);

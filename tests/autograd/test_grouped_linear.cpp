@@ -130,6 +130,22 @@ TEST_CASE("grouped_linear: gradcheck with strided and repeated inputs") {
             {random({3, 3})}) == "");
 }
 
+TEST_CASE("grouped_linear: rows in any layout, forward and backward") {
+  const Tensor gaps = Tensor::of({2, 9, 0, 9, 3, 9}, {6}, DType::i64).slice(0, 0, 6, 2);
+  const Tensor one = Tensor::of({2}, {1}, DType::i64).expand({2});
+  const auto same = [](const Tensor& rows, std::int64_t total) {
+    const TensorList in = {random({total, 4}, 1), random({rows.dim(0), 2, 4}, 2)};
+    const Tensor dy = random({total, 2}, 3);
+    const auto with = [&](const Tensor& n) {
+      return run([&](const TensorList& x) { return grouped_linear(x[0], x[1], {}, n); }, in, dy);
+    };
+    const TensorList got = with(rows), want = with(rows.clone());
+    for (int i = 0; i < want.size(); ++i) CHECK(different_bits(got[i], want[i]) == "");
+  };
+  same(gaps, 5);
+  same(one, 4);
+}
+
 TEST_CASE("D7: the weight of an empty group gets a gradient of exactly 0") {
   const Tensor x = random({4, 3}, 1, DType::f32), rows = rows_of({0, 4, 0});
   Tensor w = random({3, 2, 3}, 2, DType::f32);

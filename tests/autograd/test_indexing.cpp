@@ -321,6 +321,10 @@ TEST_CASE("indexing: triu keeps the other triangle of tril") {
           CHECK(upper[1][r][c].item() == (c - r >= diagonal ? x[1][r][c].item() : 0));
     }
   CHECK(test::values(triu(Tensor::full({2, 2}, INFINITY)))[2] == 0);
+  for (const std::int64_t far : {INT64_MIN, INT64_MAX}) {
+    const Tensor square = test::random({3, 4});
+    CHECK(test::different_bits(triu(square, far), far < 0 ? square : zeros_like(square)) == "");
+  }
   CHECK(gradcheck([](const TensorList& in) { return triu(in[0], 1); }, {test::random({3, 4})}) ==
         "");
   CHECK(test::error_of([] { triu(Tensor::ones({2})); }) ==

@@ -287,6 +287,10 @@ TEST_CASE("matmul: dot and outer of vectors") {
   CHECK(test::error_of([&] {
           dot(a, c.view({1, 3}));
         }) == "dot: both operands must have 1 axis, got [5] and [1, 3]");
+  CHECK(test::error_of([&] { dot(a, c); }) ==
+        "dot: both operands must have one length, got 5 and 3");
+  CHECK(test::error_of([&] { dot(a, b.to(DType::f32)); }) ==
+        "dot: operands must have one dtype, got f64 and f32");
   CHECK(test::error_of([&] { outer(Tensor(), c); }) ==
         "outer: a must be a tensor, got a null handle");
 }

@@ -140,6 +140,27 @@ TEST_CASE("reduce: the variance of numbers far from 0 does not cancel") {
                                  }).item()) < 1e-7);
 }
 
+TEST_CASE("reduce: the f32 variance of close numbers, and of equal ones") {
+  const Tensor x = (test::random({4096}, 1) * 1e-3 + 10000.3).to(DType::f32),
+               wide = x.to(DType::f64);
+  CHECK(var(x).item() == doctest::Approx(var(wide).item()).epsilon(1e-6));
+  CHECK(stddev(x).item() == doctest::Approx(stddev(wide).item()).epsilon(1e-6));
+  const Tensor leaf = x.detach().set_requires_grad(), leaf64 = wide.detach().set_requires_grad();
+  Tape tape;
+  const Tensor d = tape.gradients(var(leaf), {leaf})[0];
+  Tape tape64;
+  const Tensor want = tape64.gradients(var(leaf64), {leaf64})[0];
+  CHECK(test::mismatch(d * 1e6, want * 1e6, 1e-5) == "");
+  for (const DType t : kFloats)
+    for (const std::int64_t n : {3, 4096, 5000}) {
+      const Tensor same = Tensor::full({n}, 0.1, t).set_requires_grad();
+      CHECK(var(same).item() == 0);
+      CHECK(stddev(same).item() == 0);
+      Tape record;
+      CHECK(abs(record.gradients(var(same) + stddev(same), {same})[0]).max().item() == 0);
+    }
+}
+
 TEST_CASE("reduce: norms") {
   for (const DType t : kFloats)
     for (const double p : {1.0, 2.0, 3.0, 0.5, 2.5, kInf}) {
@@ -356,8 +377,9 @@ TEST_CASE("reduce: products, of every number of elements, in every dtype") {
   CHECK(prod(Tensor::empty({4, 3}, DType::f32, kMeta), 0).shape() == Shape{3});
   CHECK(test::error_of([] { prod(Tensor::ones({2}), 1); }) ==
         "prod: dim must be in [-1, 1), got 1");
-  CHECK(test::error_of([] { prod(Tensor::full({}, 3), 0); }) ==
-        "prod: x must have at least 1 axis, got shape []");
+  CHECK(prod(Tensor::full({}, 3), 0).item() == 3);  // as sum does
+  CHECK(test::error_of([] { prod(Tensor::full({}, 3), 1); }) ==
+        "prod: dim must be in [-1, 1), got 1");
   CHECK(test::error_of([] { prod(Tensor::ones({2}, DType::e5m2)); }) ==
         "prod: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got e5m2");
   CHECK(test::error_of([] { prod(Tensor()); }) == "prod: x must be a tensor, got a null handle");

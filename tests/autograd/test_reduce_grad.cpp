@@ -175,6 +175,31 @@ TEST_CASE("reduce: gradients at the edge of the domain are finite") {
                  Tensor::of({0, 0, 0, 1}, {2, 2}), 0) == "");
 }
 
+TEST_CASE("reduce: gradients whose factors leave the range of f16") {
+  const auto at = [](auto f, std::initializer_list<double> x, double dy, DType t) {
+    const Tensor leaf = Tensor::of(x, {static_cast<std::int64_t>(x.size())}, t).set_requires_grad();
+    Tape tape;
+    const Tensor y = f(leaf);
+    TensorList out{y.detach().to(DType::f64)};
+    out.push_back(tape.gradients(y, {leaf}, Tensor::full({}, dy, t))[0].to(DType::f64));
+    return out;
+  };
+  const auto agrees = [&](auto f, std::initializer_list<double> x, double dy, DType t,
+                          double tolerance) {
+    const TensorList got = at(f, x, dy, t), want = at(f, x, dy, DType::f64);
+    return test::mismatch(got[0], want[0], tolerance) + test::mismatch(got[1], want[1], tolerance);
+  };
+  const auto deviation = [](const Tensor& x) { return stddev(x); };
+  // The variances are 93,333, 3e-10 and 1e40.
+  CHECK(agrees(deviation, {300, -300, 100}, 1, DType::f16, 2e-3) == "");
+  CHECK(agrees(deviation, {1e-5, 4e-5, 2e-5, 4e-5}, 1, DType::f16, 4e-2) == "");
+  CHECK(agrees(deviation, {1e20, -1e20, 3e19}, 1, DType::f32, 1e-6) == "");
+  const auto length = [](const Tensor& x) { return norm(x); };
+  const auto along = [](const Tensor& x) { return norm(x, {0}); };
+  CHECK(agrees(length, {0.25, 0.125}, 40000, DType::f16, 2e-3) == "");
+  CHECK(agrees(along, {0.25, 0.125}, 40000, DType::f16, 2e-3) == "");
+}
+
 TEST_CASE("reduce: products and standard deviations, gradients twice, with zeros") {
   GradcheckOptions o;
   o.second_order = true;

@@ -115,6 +115,23 @@ TEST_CASE("cross_entropy: fused with the product for rows in shared memory and r
       }
 }
 
+TEST_CASE("cross_entropy: a loss scale keeps small f16 gradients of a mean") {
+  // A class that is no target has a probability of about 1e-4, and 1e-4 / 4096 is 0 in f16.
+  const std::int64_t rows = 4096;
+  const Tensor x = (random({rows, 1}) * 0.02 + 1).to(DType::f16);
+  const Tensor w = random({12, 1}, 2) * 0.1 - 9.2, w16 = w.to(DType::f16);
+  w16[0].fill_(0);
+  const auto dw_of = [&](DType t, Device device, double scale) {
+    const Tensor a = x.to(t).to(device), b = w16.to(t).to(device).detach().set_requires_grad();
+    Tape tape;
+    const Tensor loss = linear_cross_entropy(a, b, Tensor::zeros({rows}, DType::i64).to(device));
+    const Tensor dy = Tensor::full({}, scale, loss.dtype(), device);
+    return mul(tape.gradients(loss, {b}, dy)[0].to(kCpu).to(DType::f64), 1e4 / scale);
+  };
+  CHECK(test::mismatch(dw_of(DType::f16, test::kGpu, 4096), dw_of(DType::f64, kCpu, 1), 1e-2) ==
+        "");
+}
+
 TEST_CASE("cross_entropy: -inf and NaN among the logits in one or two passes") {
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
   const Tensor few = Tensor::of({-inf, 1, 2, -inf, -inf, -inf, 1, nan, 2, nan, -inf, -inf}, {4, 3});

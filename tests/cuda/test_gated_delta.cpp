@@ -88,6 +88,20 @@ TEST_CASE("gated_delta: many chunks and gates from almost no decay to full decay
     }
 }
 
+TEST_CASE("gated_delta: resets and decays of any size") {
+  for (const double reset : {-std::numeric_limits<double>::infinity(), -1e30}) {
+    CAPTURE(reset);
+    const TensorList in = operands(1, 70, 1, 2, 3, 4);
+    for (const std::int64_t token : {0, 5, 6, 64}) in[3].narrow(1, token, 1).fill_(reset);
+    const test::Op both = [](const TensorList& x) {
+      const DType real = x[0].dtype() == DType::f64 ? DType::f64 : DType::f32;
+      const GatedDelta r = run(x, {.state = cast(x[5], real)});
+      return TensorList{r.y, r.state};
+    };
+    CHECK(disagreement(both, in, {.tolerance = 8, .all_orders = false}) == "");
+  }
+}
+
 TEST_CASE("gated_delta: packed sequences equal the CPU's") {
   const Tensor cu = Tensor::of({0, 3, 3, 68, 70}, {5}, DType::i32);
   const TensorList in = operands(1, 70, 1, 2, 4, 3);

@@ -83,6 +83,20 @@ TEST_CASE("reduce: values near a large mean keep their variance") {
                        {.dtypes = {DType::f32, DType::f64}, .gradients = false}) == "");
 }
 
+TEST_CASE("reduce: equal numbers have a variance of exactly 0") {
+  for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16})
+    for (const Shape& shape : {Shape{4096, 1}, Shape{3, 700}, Shape{50, 9}}) {
+      const Tensor x = Tensor::full(shape, 0.1, t).to(kGpu).set_requires_grad();
+      for (const int dim : {0, 1}) {
+        if (shape[dim] == 1) continue;
+        Tape tape;
+        const Tensor y = sum(var(x, {dim}) + stddev(x, {dim}));
+        CHECK(y.item() == 0);
+        CHECK(abs(tape.gradients(y, {x})[0]).max().item() == 0);
+      }
+    }
+}
+
 TEST_CASE("reduce: extremes and their positions with ties in every dtype") {
   for (const auto& [shape, dim] : kCases) {
     if (shape[dim] == 0) continue;
