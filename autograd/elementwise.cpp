@@ -74,11 +74,9 @@ Tensor extremum(const char* name, const Tensor& a, double b, BinaryOp op) {
   return y;
 }
 
-// dy / b * y, where quotient is dy / b. In f16 either order of the two factors may leave the range
-// where the product does not.
-Tensor slope_of_divisor(const Tensor& quotient, const Tensor& dy, const Tensor& b,
-                        const Tensor& y) {
-  if (dy.dtype() != DType::f16) return mul(quotient, y);
+// dy / b * y for f16: either order of the two factors may leave the range where the product does
+// not.
+Tensor f16_slope(const Tensor& dy, const Tensor& b, const Tensor& y) {
   const Tensor wide = mul(div(cast(dy, DType::f32), cast(b, DType::f32)), cast(y, DType::f32));
   return cast(wide, DType::f16);
 }
@@ -121,13 +119,13 @@ Tensor div(const Tensor& a, const Tensor& b) {
   if (recording(a, b))
     Tape::record("div", {&a, &b}, {&y},
                  [sa = a.shape(), sb = save(b, "b"), sy = save(y, "y")](Backward& g) {
-                   const Tensor& z = sb.get();
-                   const Tensor dyz = div(g.dy(), z);
+                   const Tensor &z = sb.get(), &ratio = sy.get();
+                   const bool shares = g.dy().dtype() != DType::f16;  // both slopes the quotient
+                   const Tensor dyz = shares || g.needs(0) ? div(g.dy(), z) : Tensor();
                    if (g.needs(0)) g.add(0, to_operand(dyz, sa));
-                   if (g.needs(1)) {
-                     const Tensor slope = slope_of_divisor(dyz, g.dy(), z, sy.get());
-                     g.add(1, neg(to_operand(slope, z.shape())));
-                   }
+                   if (!g.needs(1)) return;
+                   const Tensor slope = shares ? mul(dyz, ratio) : f16_slope(g.dy(), z, ratio);
+                   g.add(1, neg(to_operand(slope, z.shape())));
                  });
   return y;
 }
@@ -208,8 +206,9 @@ Tensor div(double a, const Tensor& b) {
   Tensor y = run_scalar(b, a, BinaryOp::div, true);
   if (recording(b))
     Tape::record("div", {&b}, {&y}, [sb = save(b, "b"), sy = save(y, "y")](Backward& g) {
-      const Tensor& z = sb.get();
-      g.add(0, neg(slope_of_divisor(div(g.dy(), z), g.dy(), z, sy.get())));
+      const Tensor &dy = g.dy(), &z = sb.get();
+      g.add(0,
+            neg(dy.dtype() == DType::f16 ? f16_slope(dy, z, sy.get()) : mul(div(dy, z), sy.get())));
     });
   return y;
 }

@@ -9,8 +9,9 @@ namespace weft {
 /// Dtypes   f32, f64, bf16, f16 (computed in f32); one dtype for both
 /// Device   cpu, cuda
 /// Saves    gate, up
-/// Throws   Error on different shapes or dtypes, a scalar, an unsupported dtype; once
-/// differentiable Source   Shazeer 2020, arXiv:2002.05202 (SwiGLU with beta 1).
+/// Throws   Error on different shapes or dtypes, a scalar, an unsupported dtype;
+///          once differentiable
+/// Source   Shazeer 2020, arXiv:2002.05202 (SwiGLU with beta 1).
 Tensor swiglu(const Tensor& gate, const Tensor& up);
 
 /// swiglu() of rows [gate | up], the output of one matrix product.

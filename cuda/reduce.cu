@@ -17,9 +17,12 @@ constexpr int kUnroll = std::is_integral_v<T> ? 1 : 4;
 /// How one op reads an element (`take`); ReduceRule combines the results.
 template <ReduceOp op, class T>
 struct Rule : ReduceRule<op> {
-  using Lane = std::conditional_t<std::is_integral_v<T>, std::int64_t, Real<T>>;
+  /// Squares leave the range of f32, and offsets are small beside the numbers.
+  static constexpr bool kWide = op == ReduceOp::sum_squares || op == ReduceOp::sum_offsets;
+  using Lane = std::conditional_t<std::is_integral_v<T>, std::int64_t,
+                                  std::conditional_t<kWide, double, Real<T>>>;
 
-  /// The mean in two parts: the bits beyond f32 matter when the values lie close to it.
+  /// The center in two parts: the bits beyond f32 matter when the values lie close to it.
   struct Center {
     Lane high = 0, low = 0;
   };

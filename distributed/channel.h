@@ -34,7 +34,7 @@ class Channel {
   /// Called instead of finish() when nobody waits for an operation that a GPU runs: its tensors are
   /// about to be released, but their memory must not be reused before the GPU is done with it. Must
   /// not throw.
-  virtual void leave(Operation&) {}
+  virtual void abandon(Operation&) {}
   /// Throws Error (Fault::system) when the job has failed; see World::check_well(). Channels whose
   /// finish() waits need not.
   virtual void check_well() {}

@@ -83,7 +83,7 @@ void CommThread::give_back(Operation& op) {
 
 // Runs on the rank's own thread, so that its allocator gets the blocks of the tensors back.
 void CommThread::recycle(Operation& op) {
-  if (op.enqueued && !op.joined) op.channel->leave(op);
+  if (op.enqueued && !op.joined) op.channel->abandon(op);
   op.out = {};
   op.in = {};
   op.sends.clear();
@@ -134,7 +134,7 @@ void CommThread::wait(Operation& op) {
     op.joined = true;
     return;
   }
-  seen_ = true;
+  has_thrown_ = true;
   std::string why;
   {
     const std::lock_guard lock(mutex_);

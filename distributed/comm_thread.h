@@ -36,8 +36,11 @@ class CommThread {
   void give_back(Operation& op);
   /// Stops once the queue is empty; nothing may be submitted after that.
   void stop();
-  /// The failure that wait() has thrown to nobody; or empty. Call it after stop().
-  std::string unseen_failure() const { return seen_ ? std::string() : failure_; }
+  // After stop():
+  /// Why a collective has failed; or empty.
+  const std::string& failure() const { return failure_; }
+  /// Whether wait() has thrown it.
+  bool has_thrown() const { return has_thrown_; }
 
   CommStats stats(Lane lane) const;
 
@@ -62,8 +65,8 @@ class CommThread {
   // Used by the rank's own thread only.
   std::vector<std::unique_ptr<Operation>> operations_;
   Operation* free_ = nullptr;
-  int abandoned_ = 0;  // given back before they were done
-  bool seen_ = false;  // wait() has thrown the failure
+  int abandoned_ = 0;        // given back before they were done
+  bool has_thrown_ = false;  // wait() has thrown the failure
 
   mutable std::mutex mutex_;
   std::condition_variable wake_, finished_;

@@ -326,11 +326,11 @@ void Ddp::finish_units() {
 }
 
 void Ddp::finish_buckets() {
-  for (std::size_t i = 0; i < next_; ++i)
-    check(buckets_[i].grad.version() == buckets_[i].sent_at,
-          "ddp: no backward must run between that of watch() and finish(), but one wrote the "
-          "gradient of {} while it was sent",
-          parameters_[buckets_[i].layout.entries[0].parameter].name);
+  const std::size_t sent = next_;  // while backward ran
+  const auto late =
+      std::find_if(buckets_.begin(), buckets_.begin() + static_cast<std::ptrdiff_t>(sent),
+                   [](const Bucket& b) { return b.grad.version() != b.sent_at; });
+  const bool is_late = late != buckets_.begin() + static_cast<std::ptrdiff_t>(sent);
   while (next_ < buckets_.size()) launch(buckets_[next_++]);
   begin_sums();
   auto work = works_.begin();
@@ -341,6 +341,11 @@ void Ddp::finish_buckets() {
   }
   works_.clear();
   next_ = 0;
+  if (is_late) watching_ = false;
+  check(!is_late,
+        "ddp: no backward must run between that of watch() and finish(), but one wrote the "
+        "gradient of {} while it was sent",
+        is_late ? parameters_[late->layout.entries[0].parameter].name : "");
 }
 
 void Ddp::zero_grad() {

@@ -27,16 +27,8 @@ io::Json read_json(const std::string& path) {
   return io::Json::parse(io::read_file(path), "'" + path + "'");
 }
 
-// The paths of the files that the index names, or of the only one.
-std::vector<std::string> files_of(const std::string& folder) {
-  const std::string index = folder + "/" + kIndex, single = folder + "/" + kSingle;
-  if (!io::exists(index)) {
-    check(io::exists(single),
-          "'{}': holds neither {} nor {}; weights in .bin and .pt files are programs in pickle, "
-          "which are never run: save them with safe_serialization=True",
-          folder, kSingle, kIndex);
-    return {single};
-  }
+// The names of the files in an index.
+std::set<std::string> files_in(const std::string& index) {
   const io::Json json = read_json(index);
   const io::Json* const map = json.find("weight_map");
   check(map && map->is_object() && !map->members().empty(),
@@ -49,22 +41,37 @@ std::vector<std::string> files_of(const std::string& folder) {
           "'{}': files must be in the folder, got {}", index, io::json_quote(name));
     names.insert(name);
   }
+  return names;
+}
+
+// The paths of the files that the index names, or of the only one.
+std::vector<std::string> files_of(const std::string& folder) {
+  const std::string index = folder + "/" + kIndex, single = folder + "/" + kSingle;
+  if (!io::exists(index)) {
+    check(io::exists(single),
+          "'{}': holds neither {} nor {}; weights in .bin and .pt files are programs in pickle, "
+          "which are never run: save them with safe_serialization=True",
+          folder, kSingle, kIndex);
+    return {single};
+  }
   std::vector<std::string> paths;
-  for (const std::string& name : names) {
+  for (const std::string& name : files_in(index)) {
     paths.push_back(folder + "/" + name);
     check(io::exists(paths.back()), "'{}': the shard {} is missing", folder, name);
   }
   return paths;
 }
 
-// The weights of a model that is in the folder already.
+// The files of weights of a model that is in the folder already, and its index. Whatever else an
+// index names is not a file of weights.
 std::set<std::string> old_files(const std::string& folder) {
-  std::set<std::string> paths{folder + "/" + kSingle};
-  if (!io::exists(folder + "/" + kIndex)) return paths;
-  paths.insert(folder + "/" + kIndex);
+  const std::string index = folder + "/" + kIndex;
+  std::set<std::string> paths{folder + "/" + kSingle, index};
+  if (!io::exists(index)) return paths;
   try {
-    for (const std::string& path : files_of(folder)) paths.insert(path);
-  } catch (const Error&) {  // an index that names no files has none to remove
+    for (const std::string& name : files_in(index))
+      if (name.ends_with(".safetensors")) paths.insert(folder + "/" + name);
+  } catch (const Error&) {  // an index that cannot be read names no files
   }
   return paths;
 }
@@ -279,7 +286,8 @@ void save_hf_folder(const std::string& path, const nn::GptConfig& config, const 
   }
   // Else a reader would take the old weights: this one by the index, Hugging Face's by the one
   // file.
-  for (const std::string& file : old) io::remove_all(file);
+  for (const std::string& file : old)
+    if (!io::is_directory(file)) io::remove_all(file);
   const char* const dtype = torch_word(files.dtype("embed.weight"));
   // transformers 5 refuses 0 where it expects 0.0.
   const io::Json json = nn::write_hf_config(family, config, dtype);

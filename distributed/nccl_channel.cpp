@@ -67,7 +67,7 @@ void NcclChannel::finish(Operation& op) {
   job_->join(op, call_.queue, op.kind == Collective::barrier);
 }
 
-void NcclChannel::leave(Operation& op) { job_->leave(op, call_.queue); }
+void NcclChannel::abandon(Operation& op) { job_->abandon(op, call_.queue); }
 
 void NcclChannel::call(const Operation& op) {
   const cuda::rt::StreamHandle s = job_->stream(call_.queue);

@@ -223,7 +223,7 @@ void NcclJob::join(const Operation& op, int queue, bool host) {
   used_on(op, queue, here.id());
 }
 
-void NcclJob::leave(const Operation& op, int queue) { used_on(op, queue, -1); }
+void NcclJob::abandon(const Operation& op, int queue) { used_on(op, queue, -1); }
 
 // The operation holds its tensors until it is joined. A block of the stream that has joined it can
 // be reused there at once, without an event that the host would have to see pass.

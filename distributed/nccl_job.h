@@ -58,7 +58,7 @@ class NcclJob {
       wait_ready(comm, [&] { return describe(op); });
     } catch (const std::exception& e) {
       fail(e.what());
-      leave(op, queue);  // NCCL may have begun it
+      abandon(op, queue);  // NCCL may have begun it
       end(op, queue);
       check_well();
     }
@@ -67,7 +67,7 @@ class NcclJob {
   /// Makes the caller's stream wait for the operation; with `host`, the host waits too.
   void join(const Operation& op, int queue, bool host);
   /// Called instead of join() when nobody waits.
-  void leave(const Operation& op, int queue);
+  void abandon(const Operation& op, int queue);
   /// Throws Error when the job has failed.
   void check_well() const;
   /// Empty, or why the job has failed. Callable from any thread.
@@ -140,7 +140,7 @@ class NcclChannel : public Channel {
               std::shared_ptr<NcclComms> comms);
   void run(Operation& op) override;
   void finish(Operation& op) override;
-  void leave(Operation& op) override;
+  void abandon(Operation& op) override;
   void check_well() override { job_->check_well(); }
   Device device() const override { return job_->device(); }
 

@@ -63,8 +63,8 @@ class LocalOptimizer : public ParallelOptimizer {
     const bool has_half =
         std::any_of(parameters.begin(), parameters.end(),
                     [](const NamedTensor& p) { return is_half(p.tensor.dtype()); });
-    if (has_half) add_main_grads(parameters);
     inner_ = optim::make(parameters, options);
+    if (has_half) add_main_grads(parameters);
     first_lr_ = inner_->lr();
     zero_grad();  // zeros, but no gradients yet
   }
@@ -84,7 +84,8 @@ class LocalOptimizer : public ParallelOptimizer {
     const optim::GradClip clip = optim::measure_clip(inner_->parameters(), max_norm);
     if (clip.norm.defined()) return clip;
     // No parameter has a gradient: a norm of 0, as on several ranks.
-    const Device device = inner_->parameters()[0].tensor.device();
+    const NamedTensors& all = inner_->parameters();
+    const Device device = all.empty() ? kCpu : all[0].tensor.device();
     return optim::clip_from(Tensor::zeros({1}, DType::f64, device), max_norm);
   }
   optim::StepResult step(const optim::GradClip& clip) override { return inner_->step(clip); }
@@ -135,7 +136,7 @@ class LocalOptimizer : public ParallelOptimizer {
   }
 
   std::unique_ptr<optim::Optimizer> inner_;
-  std::vector<Tensor> main_grads_;  // f32 for 16-bit parameters; none without such
+  std::vector<Tensor> main_grads_;  // of all parameters, if one of them has 16 bits
   double first_lr_ = 0;
 };
 

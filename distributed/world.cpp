@@ -44,9 +44,12 @@ void World::stop() {
 }
 
 std::string World::unseen_failure() const {
-  for (const auto& thread : threads_)
-    if (std::string why = thread->unseen_failure(); !why.empty()) return why;
-  return "";
+  std::string why;
+  for (const auto& thread : threads_) {
+    if (thread->has_thrown()) return "";  // it was the failure of the job, in all lanes
+    if (why.empty()) why = thread->failure();
+  }
+  return why;
 }
 
 std::shared_ptr<ProcessGroup> World::group(const std::string& name, const std::vector<int>& ranks,

@@ -128,7 +128,8 @@ std::vector<HfTensor> qwen2_moe_tensors(const GptConfig& c) {
 }
 
 // The class has a window in all layers or in none, and reads neither max_window_layers nor
-// layer_types.
+// layer_types. A list that says otherwise is refused: Weft wrote such folders for windows in some
+// layers.
 std::int64_t read_window_of_all(const HfConfig& h, std::int64_t layers) {
   if (!h.flag("use_sliding_window", false)) return 0;
   const std::int64_t window = hf::read_sliding_window(h);

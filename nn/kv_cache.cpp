@@ -34,7 +34,7 @@ void KvCache::check_fits(const Tensor& ids, const Tensor& weight) const {
   check(dtype_ == weight.dtype() && device_ == weight.device(),
         "kv_cache: dtype and device must be those of the model, {} on {}, got {} on {}",
         weight.dtype(), weight.device(), dtype_, device_);
-  check(ids.dim(0) == batch_, "kv_cache: made for a batch of {}, got {}", batch_, ids.dim(0));
+  check(ids.dim(0) == batch_, "kv_cache: batch must be {}, got {}", batch_, ids.dim(0));
   check_room(ids.dim(1));
 }
 

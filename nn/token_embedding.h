@@ -12,9 +12,8 @@ namespace weft::nn {
 /// omitted. `before_use`, if not null, is called with each table right before it is read.
 ///
 /// Shapes  ids (B, T)  ->  (B, T, dim)
-/// Throws  Error if ids are not 2-D, and on more than `seq` tokens in a sequence, for packed rows
-/// on
-///         the CPU
+/// Throws  Error if ids are not 2-D, and on more than `seq` tokens in a sequence (in a packed row
+///         on the CPU alone)
 Tensor embed_tokens(const Embedding& embed, const Embedding* positions, const Tensor& ids,
                     const TokenContext& context, std::int64_t seq, std::int64_t ahead = 0,
                     const std::function<void(const Module&)>& before_use = {});

@@ -32,9 +32,8 @@ AdamW::AdamW(NamedTensors parameters, const AdamWOptions& options)
   const AdamWOptions& o = options_;
   check(o.beta1 >= 0 && o.beta1 < 1, "adamw: beta1 must be in [0, 1), got {}", o.beta1);
   check(o.beta2 >= 0 && o.beta2 < 1, "adamw: beta2 must be in [0, 1), got {}", o.beta2);
-  check(o.eps >= 0 && std::isfinite(o.eps), "adamw: eps must be at least 0, got {}", o.eps);
-  check(o.weight_decay >= 0 && std::isfinite(o.weight_decay),
-        "adamw: weight_decay must be at least 0, got {}", o.weight_decay);
+  check_setting("adamw", "eps", o.eps);
+  check_setting("adamw", "weight_decay", o.weight_decay);
   check_state_dtype("m_dtype", o.m_dtype);
   check_state_dtype("v_dtype", o.v_dtype);
   if (o.rounding == Rounding::nearest && o.v_dtype == DType::bf16 && o.beta2 > 0.99)

@@ -16,16 +16,17 @@ bool is_bias(const std::string& name) {
 
 }  // namespace
 
+void check_setting(const char* op, const char* what, double x) {
+  check(x >= 0 && std::isfinite(x), "{}: {} must be finite and at least 0, got {}", op, what, x);
+}
+
 std::vector<ParamSettings> assign_groups(const NamedTensors& parameters,
                                          const std::vector<GroupRule>& rules, double weight_decay) {
   std::vector<Pattern> patterns;
   for (const GroupRule& rule : rules) {
     patterns.emplace_back("groups", rule.pattern);
-    check(rule.lr_scale >= 0 && std::isfinite(rule.lr_scale),
-          "groups: lr_scale must be at least 0, got {}", rule.lr_scale);
-    const double decay = rule.weight_decay.value_or(0);
-    check(decay >= 0 && std::isfinite(decay), "groups: weight_decay must be at least 0, got {}",
-          decay);
+    check_setting("groups", "lr_scale", rule.lr_scale);
+    check_setting("groups", "weight_decay", rule.weight_decay.value_or(0));
   }
   std::vector<bool> used(rules.size(), false);
   std::vector<ParamSettings> out;

@@ -26,6 +26,9 @@ struct ParamSettings {
   std::int64_t first = 0;
 };
 
+/// Throws Error "op: what must be finite and at least 0, got x" unless it is.
+void check_setting(const char* op, const char* what, double x);
+
 /// The settings of each parameter. Without a matching rule, `weight_decay` applies to tensors with
 /// at least 2 axes, and 0 to norms and to biases, including those of experts: names whose last part
 /// is "bias" or ends with "_bias".

@@ -42,10 +42,8 @@ Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rule
         "optimizer: settings must have one entry for each of {} parameters, got {}",
         parameters_.size(), settings_.size());
   for (const ParamSettings& s : settings_) {
-    check(s.lr_scale >= 0 && std::isfinite(s.lr_scale),
-          "optimizer: lr_scale must be at least 0, got {}", s.lr_scale);
-    check(s.weight_decay >= 0 && std::isfinite(s.weight_decay),
-          "optimizer: weight_decay must be at least 0, got {}", s.weight_decay);
+    check_setting("optimizer", "lr_scale", s.lr_scale);
+    check_setting("optimizer", "weight_decay", s.weight_decay);
   }
   set_lr(lr);
   if (!parameters_.empty() && parameters_[0].tensor.device().is_gpu())
@@ -53,7 +51,7 @@ Optimizer::Optimizer(NamedTensors parameters, const std::vector<GroupRule>& rule
 }
 
 void Optimizer::set_lr(double lr) {
-  check(lr >= 0 && std::isfinite(lr), "optimizer: lr must be at least 0, got {}", lr);
+  check_setting("optimizer", "lr", lr);
   lr_ = lr;
 }
 

@@ -61,14 +61,6 @@ DType exported(DType stored) { return stored == DType::f64 ? DType::f64 : DType:
 
 constexpr double kLargestF16State = 32752;  // half of the f16 range leaves room for growth
 
-double absmax(const Tensor& t) {
-  std::vector<double> values(static_cast<std::size_t>(t.numel()));
-  t.copy_to(values);
-  double m = 0;
-  for (const double v : values) m = std::max(m, std::abs(v));
-  return m;
-}
-
 // Writes values to a state, with a new scale where it has one.
 void store(const Tensor& values, const Tensor& stored, const Tensor& scale, bool keeps_above_zero) {
   if (!scale.defined() || scale.is_meta()) {
@@ -77,13 +69,15 @@ void store(const Tensor& values, const Tensor& stored, const Tensor& scale, bool
   }
   if (stored.dtype() == DType::e4m3)
     return store_blocks(values, stored, scale, {.keeps_above_zero = keeps_above_zero});
-  const double s = static_cast<float>(absmax(values) / kLargestF16State);
-  scale.fill_(s);
   std::vector<double> shrunk(static_cast<std::size_t>(values.numel()));
   values.copy_to(shrunk);
+  double largest = 0;
+  for (const double x : shrunk) largest = std::max(largest, std::abs(x));
+  const double s = static_cast<float>(largest / kLargestF16State), by = s == 0 ? 0 : 1 / s;
+  scale.fill_(s);
   for (double& x : shrunk) {
     const bool keeps = keeps_above_zero && x > 0 && s > 0;
-    x *= s == 0 ? 0 : 1 / s;
+    x *= by;
     if (keeps) x = std::max(x, 0x1p-24);
   }
   stored.copy_(Tensor::from(std::span<const double>(shrunk), values.shape()));

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "weft/core/error.h"
+#include "weft/optim/groups.h"
 
 namespace weft::optim {
 
@@ -13,7 +14,7 @@ Schedule::Kind Schedule::parse(const std::string& name) {
 }
 
 void Schedule::validate() const {
-  check(lr >= 0 && std::isfinite(lr), "schedule: lr must be at least 0, got {}", lr);
+  check_setting("schedule", "lr", lr);
   check(min_lr >= 0 && min_lr <= lr, "schedule: min_lr must be in [0, lr {}], got {}", lr, min_lr);
   check(warmup >= 0, "schedule: warmup must be at least 0, got {}", warmup);
   check(steps >= 1, "schedule: steps must be at least 1, got {}", steps);

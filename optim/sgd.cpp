@@ -1,7 +1,5 @@
 #include "weft/optim/sgd.h"
 
-#include <cmath>
-
 #include "weft/core/allocator.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
@@ -14,8 +12,7 @@ Sgd::Sgd(NamedTensors parameters, const SgdOptions& options)
       options_(options) {
   check(options.momentum >= 0 && options.momentum < 1, "sgd: momentum must be in [0, 1), got {}",
         options.momentum);
-  check(options.weight_decay >= 0 && std::isfinite(options.weight_decay),
-        "sgd: weight_decay must be at least 0, got {}", options.weight_decay);
+  check_setting("sgd", "weight_decay", options.weight_decay);
   check(!options.nesterov || options.momentum > 0, "sgd: nesterov needs a momentum above 0, got {}",
         options.momentum);
   set_rounding(options.rounding);

@@ -134,7 +134,7 @@ class BackwardHead {
     double sum = 0;
     for (std::int64_t i = head.n - 1; i >= 0; --i) {
       sum += dlog[i];  // the terms across a reset cancel, to rounding
-      dg[i][0] = head.g[i * head.Hv] > static_cast<T>(kDeltaReset) ? static_cast<T>(sum) : T(0);
+      dg[i][0] = head.g[i * head.Hv] <= static_cast<T>(kDeltaReset) ? T(0) : static_cast<T>(sum);
     }
   }
 

@@ -44,9 +44,9 @@ struct ParamSlot {
 
 /// A state is f32, bf16, f16 with one f32 scale per tensor, or e4m3 with an exponent for each
 /// kScaleBlock elements. f16: value = stored * scale, where each step sets scale = absmax / 32752
-/// (0 for an all-zero state). A v above 0 stays above 0 in f16 and e4m3: divided by the root of a v
-/// that has become 0, the smallest m would move its parameter by m / eps. The states of an f64
-/// param are f64.
+/// (0 for an all-zero state). A v above 0 stays above 0 in f16 and e4m3, unless the scale is 0:
+/// divided by the root of a v that has become 0, the smallest m would move its parameter by m /
+/// eps. The states of an f64 param are f64.
 struct AdamSlot : ParamSlot {
   void* m = nullptr;
   void* v = nullptr;

@@ -122,6 +122,13 @@ def called_something_else(folder):
          "all_to_all 3 of group world, f32 ")
 
 
+def nobody_waits(folder):
+    """A collective that fails, whose Work was dropped."""
+    done = start(folder, 2, "dropped")
+    assert done.returncode != 0, done
+    assert "error: all ranks of a group must give the same rows: rank " in done.stderr, done.stderr
+
+
 def missing_in_one_lane(folder):
     """Collectives of another lane complete meanwhile."""
     missing = "all_reduce 0 of group data, f32 [1000]: rank 1 did not come within 2 s: it "
@@ -168,4 +175,4 @@ def threads(folder):
 
 if __name__ == "__main__":
     main([called_something_else, nothing_wrong, threads, absent, one_thread, killed, left_without_a_word, stopped, computes, ended, threw,
-          threw_elsewhere, stopped_far_away, skipped, missing_in_one_lane, stopped_at_the_end], at_once=6)
+          threw_elsewhere, stopped_far_away, skipped, nobody_waits, missing_in_one_lane, stopped_at_the_end], at_once=6)

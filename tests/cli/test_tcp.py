@@ -175,6 +175,6 @@ def processors_are_shared(folder):
 
 
 if __name__ == "__main__":
-    main([collectives_have_the_same_bits, trainers_have_the_same_bits, gone, hangs, calls_something_else, absent,
+    main([collectives_have_the_same_bits, trainers_have_the_same_bits, gone, hangs, calls_something_else, nobody_waits, absent,
           begins_late, what_one_rank_has_for_itself,
           strangers, processors_are_shared], at_once=4)

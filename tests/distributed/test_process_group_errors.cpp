@@ -294,6 +294,14 @@ TEST_CASE("process_group errors: a collective for which nobody waits fails the j
             if (w.rank() == 0) const Work dropped = w.all().all_reduce(Tensor::zeros({4}));
           });
         }) != "no error");
+  // What one lane has thrown is known, also where other lanes have failed with it.
+  run_ranks(2, [](World& w) {
+    const auto data = w.group("data", {0, 1}, Lane::data);
+    const Work dropped = data->all_reduce(Tensor::zeros({4}));
+    CHECK(test::error_of([&] {
+            w.all().all_reduce(Tensor::zeros({w.rank() == 0 ? 4 : 8})).wait();
+          }) != "no error");
+  });
 }
 
 TEST_CASE("process_group errors: at most 16 threads share a GPU") {

@@ -223,7 +223,7 @@ TEST_CASE("tcp_world: errors at the start") {
 
 TEST_CASE("tcp_world: those who do not come are named") {
   const int port = free_port(), unused = free_port();
-  std::string zero, three, alone;
+  std::string zero, three, alone, hidden;
   std::vector<std::thread> ranks;
   const auto start = [&](std::string& error, const TcpPlace& p) {
     ranks.emplace_back(
@@ -232,10 +232,16 @@ TEST_CASE("tcp_world: those who do not come are named") {
   start(zero, place(0, 4, port));
   start(three, place(3, 4, port));
   start(alone, place(1, 2, unused));
+  // A name of this machine that only this machine can use: 127.0.0.1 as one number.
+  const int other = free_port();
+  start(hidden, {0, 2, {"2130706433", other}, "token"});
   for (std::thread& t : ranks) t.join();
   const std::string missing =
       message("tcp_world: ranks 1, 2 did not come to 127.0.0.1:{} within 10 s", port);
   CHECK(zero == missing);
+  CHECK(hidden == message("tcp_world: rank 1 did not come to 2130706433:{} within 10 s; 2130706433 "
+                          "is 127.0.0.1 here, where no other machine comes",
+                          other));
   CHECK(three == missing);
   CHECK(alone ==
         message("tcp_world: rank 1 found nobody at 127.0.0.1:{} within 10 s: rank 0 did not start, "

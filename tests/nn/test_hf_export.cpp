@@ -1,10 +1,14 @@
-// Models that lose something as a Hugging Face folder or a GGUF file are refused.
+// Models that lose something as a Hugging Face folder or a GGUF file are refused, and folders that
+// held another model.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "weft/distributed/gguf_file.h"
 #include "weft/distributed/hf_folder.h"
+#include "weft/io/file.h"
 #include "weft/io/safetensors.h"
 #include "weft/nn/gguf.h"
 #include "weft/nn/gpt.h"
@@ -141,6 +145,39 @@ TEST_CASE("hf: deepseek_v3 takes mscale_all_dim with yarn alone") {
       CHECK(error(key, type, 0) == "no error");
     }
     CHECK(error(key, "yarn", 1) == "no error");
+  }
+}
+
+TEST_CASE("hf export: a model that replaces another leaves no file of its weights") {
+  const Stored stored(nn::Gpt(llama()).state_dict());
+  const test::TempFolder out;
+  for (const std::int64_t bytes : {2'000, 1'000'000, 2'000}) {
+    distributed::save_hf_folder(out.path(), llama(), stored.files, {.file_bytes = bytes});
+    const bool one = bytes > 2'000;
+    CHECK(io::exists(out / "model.safetensors") == one);
+    CHECK(io::exists(out / "model.safetensors.index.json") == !one);
+    const std::vector<std::string> files = io::list_directory(out.path());
+    CHECK(std::any_of(files.begin(), files.end(),
+                      [](const std::string& f) { return f.starts_with("model-"); }) == !one);
+  }
+}
+
+TEST_CASE("hf export: what an old index names beside files of weights is kept") {
+  const Stored stored(nn::Gpt(llama()).state_dict());
+  for (const std::string name : {".", "sub", "sub.safetensors", "tokenizer.json"}) {
+    const test::TempFolder out;
+    const std::vector<std::string> kept{"tokenizer.json", "sub/notes", "sub.safetensors/notes"};
+    io::make_directories(out / "sub");
+    io::make_directories(out / "sub.safetensors");
+    for (const std::string& file : kept) io::write_file(out / file, "{}");
+    io::write_file(out / "old.safetensors", "old");
+    io::write_file(
+        out / "model.safetensors.index.json",
+        R"({"weight_map": {"a": ")" + name + R"(", "b": "old.safetensors", "c": "gone"}})");
+    distributed::save_hf_folder(out.path(), llama(), stored.files);
+    CHECK(std::string(distributed::open_hf_folder(out.path()).family->type) == "llama");
+    for (const std::string& file : kept) CHECK(io::exists(out / file));
+    CHECK(!io::exists(out / "old.safetensors"));
   }
 }
 

@@ -60,7 +60,7 @@ TEST_CASE("kv_cache: a call that is refused leaves every layer as it was") {
           }) == "kv_cache: 3 tokens and 2 new ones must fit the capacity 4");
     CHECK(error_of([&] {
             model.decode(Tensor::zeros({2, 1}, DType::i32), cache);
-          }) == "kv_cache: made for a batch of 1, got 2");
+          }) == "kv_cache: batch must be 1, got 2");
     CHECK(error_of([&] { model.decode(tokens({11}), cache); }) ==
           "embedding: ids must be in [0, 11), got 11");
     CHECK(different_bits(model.decode(tokens({5}), cache), model.decode(tokens({5}), untouched)) ==
@@ -78,7 +78,7 @@ TEST_CASE("kv_cache: rows need caches of their own") {
   CHECK(decode({&one, &one}) ==
         "gpt: each row needs a cache of its own, got that of another row for row 1");
   CHECK(decode({nullptr, &one}) == "gpt: each row needs a cache of its own, got none for row 0");
-  CHECK(decode({&one, &two}) == "kv_cache: made for a batch of 2, got 1");
+  CHECK(decode({&one, &two}) == "kv_cache: batch must be 2, got 1");
   CHECK(error_of([&] { model.decode(ids, std::array{&one}); }) ==
         "gpt: each of the 2 rows needs a cache, got 1");
   CHECK(one.length() == 0);

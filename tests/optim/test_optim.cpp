@@ -174,13 +174,13 @@ TEST_CASE("groups: a rule may be shadowed everywhere but must match a name") {
   CHECK(test::error_of([&] { optim::assign_groups(ps, {{.pattern = "(x"}}, 0); }) ==
         "groups: pattern \"(x\" is not a regular expression");
   CHECK(test::error_of([&] { optim::assign_groups(ps, {{.pattern = ".", .lr_scale = -1}}, 0); }) ==
-        "groups: lr_scale must be at least 0, got -1");
+        "groups: lr_scale must be finite and at least 0, got -1");
   CHECK(test::error_of([&] {
           optim::assign_groups(ps, {{.pattern = ".", .weight_decay = -1}}, 0);
-        }) == "groups: weight_decay must be at least 0, got -1");
+        }) == "groups: weight_decay must be finite and at least 0, got -1");
   CHECK(test::error_of([&] {
           optim::assign_groups(ps, {{.pattern = "."}, {.pattern = "bias", .lr_scale = -1}}, 0);
-        }) == "groups: lr_scale must be at least 0, got -1");
+        }) == "groups: lr_scale must be finite and at least 0, got -1");
 }
 
 TEST_CASE("optimizer: parameters are leaves, each given once") {
@@ -228,10 +228,10 @@ TEST_CASE("optimizer: settings per parameter replace groups, and a step may run 
         "optimizer: settings must have one entry for each of 3 parameters, got 0");
   CHECK(test::error_of([&] {
           optim::Sgd(ps, {.settings = Settings{{1, 0}, {-1, 0}, {1, 0}}});
-        }) == "optimizer: lr_scale must be at least 0, got -1");
+        }) == "optimizer: lr_scale must be finite and at least 0, got -1");
   CHECK(test::error_of([&] {
           optim::Sgd(ps, {.settings = Settings{{1, 0}, {1, INFINITY}, {1, 0}}});
-        }) == "optimizer: weight_decay must be at least 0, got inf");
+        }) == "optimizer: weight_decay must be finite and at least 0, got inf");
 }
 
 TEST_CASE("optimizer: a step on the meta device needs no values") {
@@ -268,20 +268,21 @@ TEST_CASE("optimizer: errors name the rule") {
   const auto error = [&](const optim::AdamWOptions& o) {
     return test::error_of([&] { AdamW opt(one, o); });
   };
-  CHECK(error({.lr = -1}) == "optimizer: lr must be at least 0, got -1");
+  CHECK(error({.lr = -1}) == "optimizer: lr must be finite and at least 0, got -1");
   CHECK(error({.beta1 = 1}) == "adamw: beta1 must be in [0, 1), got 1");
   CHECK(error({.beta2 = -0.5}) == "adamw: beta2 must be in [0, 1), got -0.5");
-  CHECK(error({.eps = -1}) == "adamw: eps must be at least 0, got -1");
-  CHECK(error({.eps = INFINITY}) == "adamw: eps must be at least 0, got inf");
-  CHECK(error({.weight_decay = INFINITY}) == "adamw: weight_decay must be at least 0, got inf");
-  CHECK(error({.weight_decay = -1}) == "adamw: weight_decay must be at least 0, got -1");
+  CHECK(error({.eps = -1}) == "adamw: eps must be finite and at least 0, got -1");
+  CHECK(error({.eps = INFINITY}) == "adamw: eps must be finite and at least 0, got inf");
+  CHECK(error({.weight_decay = INFINITY}) ==
+        "adamw: weight_decay must be finite and at least 0, got inf");
+  CHECK(error({.weight_decay = -1}) == "adamw: weight_decay must be finite and at least 0, got -1");
   CHECK(error({.m_dtype = DType::f64}) == "adamw: m_dtype must be f32, bf16, f16 or e4m3, got f64");
   CHECK(error({.v_dtype = DType::e5m2}) ==
         "adamw: v_dtype must be f32, bf16, f16 or e4m3, got e5m2");
   CHECK(test::error_of([&] { Sgd opt(one, {.momentum = 1}); }) ==
         "sgd: momentum must be in [0, 1), got 1");
   CHECK(test::error_of([&] { Sgd opt(one, {.weight_decay = -1}); }) ==
-        "sgd: weight_decay must be at least 0, got -1");
+        "sgd: weight_decay must be finite and at least 0, got -1");
   CHECK(test::error_of([&] { Sgd opt(one, {.nesterov = true}); }) ==
         "sgd: nesterov needs a momentum above 0, got 0");
   CHECK(test::error_of([&] {

@@ -109,7 +109,8 @@ TEST_CASE("schedule: errors name the rule") {
     return test::error_of([&] { s.validate(); });
   };
   CHECK(error([](Schedule&) {}) == "no error");
-  CHECK(error([](Schedule& s) { s.lr = -1; }) == "schedule: lr must be at least 0, got -1");
+  CHECK(error([](Schedule& s) { s.lr = -1; }) ==
+        "schedule: lr must be finite and at least 0, got -1");
   CHECK(error([](Schedule& s) { s.min_lr = 0.75; }) ==
         "schedule: min_lr must be in [0, lr 0.5], got 0.75");
   CHECK(error([](Schedule& s) { s.warmup = -3; }) == "schedule: warmup must be at least 0, got -3");
