@@ -178,7 +178,7 @@ FAULTS = [
     ("gpu_shared_memory_with_gaps", "cuda/device.h", "kSharedAlignment = 128;", "kSharedAlignment = 1024;",
      "emulated_cross_entropy"),
     ("nccl_memory_reused_early", "distributed/comm_thread.cpp",
-     "  if (op.enqueued && !op.joined) op.channel->abandon(op);\n", "", "emulated_nccl"),
+     "  if (op.enqueued && !op.joined) op.channel->abandon(op);\n", "", "emulator"),
     ("gpu_dropout_halves", "cuda/attention_dropout.h", "t % 2 ? low : high, 1", "t % 2 ? high : low, 1",
      "emulated_attention"),
     ("gpu_norm_forgets_sum", "cuda/norm_sums.h", "widen(to[c]) + total : total", "total : total",
