@@ -17,10 +17,7 @@ constexpr int kUnroll = std::is_integral_v<T> ? 1 : 4;
 /// How one op reads an element (`take`); ReduceRule combines the results.
 template <ReduceOp op, class T>
 struct Rule : ReduceRule<op> {
-  /// Squares leave the range of f32, and offsets are small beside the numbers.
-  static constexpr bool kWide = op == ReduceOp::sum_squares || op == ReduceOp::sum_offsets;
-  using Lane = std::conditional_t<std::is_integral_v<T>, std::int64_t,
-                                  std::conditional_t<kWide, double, Real<T>>>;
+  using Lane = std::conditional_t<std::is_integral_v<T>, std::int64_t, Real<T>>;
 
   /// The center in two parts: the bits beyond f32 matter when the values lie close to it.
   struct Center {

@@ -97,14 +97,6 @@ TEST_CASE("reduce: equal numbers have a variance of exactly 0") {
     }
 }
 
-TEST_CASE("reduce: deviations whose squares leave the range of f32") {
-  for (const DType t : {DType::f32, DType::bf16}) {
-    const Tensor x = Tensor::of({1e20, -1e20, 3e19}, {3}, t);
-    CHECK(test::mismatch(stddev(x.to(kGpu), {0}).to(kCpu), stddev(x, {0}), 0) == "");
-    CHECK(std::isfinite(stddev(x, {0}).item()));
-  }
-}
-
 TEST_CASE("reduce: extremes and their positions with ties in every dtype") {
   for (const auto& [shape, dim] : kCases) {
     if (shape[dim] == 0) continue;
