@@ -9,8 +9,10 @@ namespace weft {
 ///          (K) -> (1, K), a 1-D b a column (K) -> (K, 1), and that axis is dropped from the
 ///          result.
 /// Dtypes   f32, f64, bf16, f16, one dtype for both; bf16 is multiplied and summed in f32, rounded
-/// once Device   cpu, cuda, meta; both on one device Saves    a, b Throws   Error on a 0-d operand,
-/// different inner dimensions, leading axes that do not broadcast,
+///          once
+/// Device   cpu, cuda, meta; both on one device
+/// Saves    a, b
+/// Throws   Error on a 0-d operand, different inner dimensions, leading axes that do not broadcast,
 ///          mixed dtypes or devices
 /// Source   NumPy reference, numpy.matmul
 Tensor matmul(const Tensor& a, const Tensor& b);

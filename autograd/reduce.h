@@ -11,8 +11,11 @@ namespace weft {
 ///
 /// Shapes   x (...)  ->  x's shape without `dims` (or with 1 there)
 /// Dtypes   sum: f32, f64, bf16, f16 to their own; i32, i64, u8, bool to i64. mean: f32, f64, bf16,
-/// f16 Device   cpu, cuda, meta Saves    nothing Throws   Error on a dim out of range or given
-/// twice, on other dtypes Source   definition; over no elements the sum is 0 and the mean NaN
+///          f16
+/// Device   cpu, cuda, meta
+/// Saves    nothing
+/// Throws   Error on a dim out of range or given twice, on other dtypes
+/// Source   definition; over no elements the sum is 0 and the mean NaN
 Tensor sum(const Tensor& x, std::initializer_list<int> dims = {}, bool keepdim = false);
 Tensor mean(const Tensor& x, std::initializer_list<int> dims = {}, bool keepdim = false);
 inline Tensor sum(const Tensor& x, int dim, bool keepdim = false) { return sum(x, {dim}, keepdim); }

@@ -32,9 +32,11 @@ Tensor vocab_embedding(const Tensor& weight, const Tensor& ids, std::int64_t voc
 /// Shapes  x (..., C), weight (vocab_range(...).count, C), targets (...); result (...) for none,
 ///         else a scalar
 /// Dtypes  x and weight f32, f64, bf16, f16, equal; targets i32, i64. The loss is f64 for f64, else
-/// f32 Device  as ProcessGroup Saves   as linear_cross_entropy() Throws  Error as
-/// linear_cross_entropy(), and on a weight of another shape. Once differentiable. Source  Shoeybi
-/// et al. 2019, arXiv:1909.08053
+///         f32
+/// Device  as ProcessGroup
+/// Saves   as linear_cross_entropy()
+/// Throws  Error as linear_cross_entropy(), and on a weight of another shape; once differentiable
+/// Source  Shoeybi et al. 2019, arXiv:1909.08053
 Tensor vocab_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
                            std::int64_t vocab, ProcessGroup& group,
                            const CrossEntropyOptions& options = {});

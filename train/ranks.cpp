@@ -4,8 +4,8 @@
 #include <atomic>
 #include <cstdio>
 
-#include "weft/core/cuda.h"
 #include "weft/core/error.h"
+#include "weft/core/own_stream.h"
 #include "weft/core/random.h"
 #include "weft/distributed/agree.h"
 #include "weft/distributed/gpu_of_rank.h"
@@ -43,18 +43,6 @@ Degrees agreed_degrees(World& host, const Options& o) {
   return degrees_of(o);
 }
 
-// A separate CUDA stream for each rank, so that ranks on one GPU run concurrently.
-class OwnStream {
- public:
-  explicit OwnStream(Device device) : stream_(cuda::Stream::take(device)), scope_(stream_) {}
-  ~OwnStream() { stream_.give_back(); }
-  OwnStream(const OwnStream&) = delete;
-
- private:
-  cuda::Stream stream_;
-  cuda::StreamScope scope_;
-};
-
 bool over_nccl(const Options& o) {
   return o.parallel.backend == Backend::nccl ||
          (o.parallel.backend == Backend::automatic && distributed::is_launched());
@@ -76,7 +64,7 @@ int run_as_rank(World& world, const Options& options, const WorldOptions& world_
   // Ranks that are threads share the named GPU; others take their machine's GPUs in turn, unless
   // one is named.
   if (!threads && options.machine.device == "cuda") device = distributed::gpu_of_rank(world, nccl);
-  const OwnStream stream(device);
+  const cuda::OwnStream stream(device);
   if (!nccl) {
     Ranks ranks(world, world, device, options);
     return f(ranks);

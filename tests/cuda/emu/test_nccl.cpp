@@ -78,7 +78,7 @@ TEST_CASE("nccl: memory of a collective that a stream has joined is reused there
       [](World& w, const Tensor& x, Device) { const Work dropped = w.all().all_reduce(x); }));
   CHECK(!reused([](World& w, const Tensor& x, Device gpu) {  // joined by another stream
     Work work = w.all().all_reduce(x);
-    const OwnStream other(gpu);
+    const cuda::OwnStream other(gpu);
     work.wait();
   }));
 }
