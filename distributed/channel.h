@@ -31,9 +31,9 @@ class Channel {
   /// work that the thread enqueues later must run after it. Throws Error (Fault::system) when a
   /// rank is lost.
   virtual void finish(Operation&) {}
-  /// Called instead of finish() when nobody waits for an operation that a GPU runs: its tensors are
-  /// about to be released, but their memory must not be reused before the GPU is done with it. Must
-  /// not throw.
+  /// Called instead of finish() when the Work of an operation that a GPU runs is dropped without
+  /// wait(): its tensors are released next, and their memory must not be reused before the GPU has
+  /// run it. Must not throw.
   virtual void abandon(Operation&) {}
   /// Throws Error (Fault::system) when the job has failed; see World::check_well(). Channels whose
   /// finish() waits need not.

@@ -18,11 +18,10 @@ namespace {
 
 // For a failure that a destructor finds.
 void end_process_with_failure() {
-  static const int registered = std::atexit([] {
+  [[maybe_unused]] static const int registered = std::atexit([] {
     std::fflush(nullptr);
     std::_Exit(EXIT_FAILURE);
   });
-  (void)registered;
 }
 
 class MessageWorld : public World {
@@ -41,8 +40,7 @@ class MessageWorld : public World {
     const bool unwinds = std::uncaught_exceptions() > exceptions_;
     if (unwinds) job_->give_up();
     end({});
-    // Nobody has waited for the collective that failed, and the program would end as if all were
-    // well.
+    // A collective failed whose Work was dropped without wait(): no exception has told the program.
     const std::string why = unwinds ? std::string() : unseen_failure();
     if (why.empty()) return;
     if (!job_->was_told()) std::fprintf(stderr, "rank %d: error: %s\n", rank(), why.c_str());

@@ -216,7 +216,7 @@ void NcclJob::join(const Operation& op, int queue, bool host) {
   cuda::detail::use_device(device_.index);
   const Slot& s = slot(op.number);
   if (s.number != op.number) return;  // the slot was reused: the operation has ended
-  const cuda::Stream& here = cuda::Stream::current(device_);
+  const cuda::Stream here = cuda::Stream::current(device_);
   s.done.wait(here);
   if (host) s.done.synchronize();
   check_well();
@@ -226,7 +226,8 @@ void NcclJob::join(const Operation& op, int queue, bool host) {
 void NcclJob::abandon(const Operation& op, int queue) { used_on(op, queue, -1); }
 
 // The operation holds its tensors until it is joined. A block of the stream that has joined it can
-// be reused there at once, without an event that the host would have to see pass.
+// be reused there at once, without an event that the host would have to see pass. Not by
+// record_stream(), which throws inside a capture of a graph.
 void NcclJob::used_on(const Operation& op, int queue, int joined) {
   op.for_each_tensor([&](const Tensor& t) {
     if (t.numel() > 0 && t.storage()->stream != joined)  // threads share empty ones

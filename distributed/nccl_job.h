@@ -66,7 +66,7 @@ class NcclJob {
   }
   /// Makes the caller's stream wait for the operation; with `host`, the host waits too.
   void join(const Operation& op, int queue, bool host);
-  /// Called instead of join() when nobody waits.
+  /// Called instead of join() when the Work is dropped without wait().
   void abandon(const Operation& op, int queue);
   /// Throws Error when the job has failed.
   void check_well() const;

@@ -20,7 +20,7 @@ class ThreadWorld : public World {
   }
   ~ThreadWorld() override { stop(); }
   /// Completes the queued collectives while this rank still counts as present. Throws Error when
-  /// one has failed for which nobody waited.
+  /// one has failed whose Work was dropped without wait().
   void finish() {
     stop();
     const std::string why = unseen_failure();

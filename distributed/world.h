@@ -127,7 +127,8 @@ class World {
   virtual std::shared_ptr<Channel> open(const GroupCall& call) = 0;
   /// Stops the communication threads once their queues are empty.
   void stop();
-  /// After stop(): why a collective has failed for which nobody waited; or empty.
+  /// After stop(): why a collective has failed whose Work was dropped without wait(); or
+  /// empty.
   std::string unseen_failure() const;
   const WorldOptions& options() const { return options_; }
   const std::shared_ptr<FlightRecorder>& shared_recorder() const { return recorder_; }
