@@ -1,4 +1,5 @@
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -34,12 +35,23 @@ class CommThread {
   /// Throws Error when this collective or an earlier one failed.
   void wait(Operation& op);
   void give_back(Operation& op);
+  /// Runs f() for the program, which sees its error: the failure of the job then needs no report at
+  /// the end. Callable from any thread.
+  template <class F>
+  void show(F f) {
+    try {
+      f();
+    } catch (...) {
+      has_thrown_ = true;
+      throw;
+    }
+  }
   /// Stops once the queue is empty; nothing may be submitted after that.
   void stop();
   // After stop():
   /// Why a collective has failed; or empty.
   const std::string& failure() const { return failure_; }
-  /// Whether wait() has thrown it.
+  /// Whether wait() or show() has thrown.
   bool has_thrown() const { return has_thrown_; }
 
   CommStats stats(Lane lane) const;
@@ -65,8 +77,9 @@ class CommThread {
   // Used by the rank's own thread only.
   std::vector<std::unique_ptr<Operation>> operations_;
   Operation* free_ = nullptr;
-  int abandoned_ = 0;        // given back before they were done
-  bool has_thrown_ = false;  // wait() has thrown the failure
+  int abandoned_ = 0;  // given back before they were done
+
+  std::atomic<bool> has_thrown_{false};
 
   mutable std::mutex mutex_;
   std::condition_variable wake_, finished_;

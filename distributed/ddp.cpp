@@ -201,7 +201,8 @@ void Ddp::backward_ended() {
                 "are sent after backward",
                 count, parameters_.size(), first));
   for (Bucket& b : buckets_) b.missing = 0;
-  if (options_.overlap && !fsdp_) launch_ready();
+  if (fsdp_) return fsdp_->backward_ended();
+  if (options_.overlap) launch_ready();
 }
 
 void Ddp::launch(Bucket& b) {
@@ -303,19 +304,17 @@ void Ddp::settle_reached() {
 
 optim::GradClip Ddp::finish(double max_norm) {
   const NoGradGuard off;
-  if (fsdp_)
-    finish_units();
-  else
-    finish_buckets();
+  const std::string late = fsdp_ ? finish_units() : finish_buckets();
   watching_ = false;
+  check(late.empty(), "{}", late);
   mesh_.world().all().at_once().all_reduce(sums_).wait();
   settle_reached();
   return optim::clip_from(sums_.narrow(0, 0, 1), max_norm);
 }
 
-void Ddp::finish_units() {
+std::string Ddp::finish_units() {
   std::vector<double> now(reached_.size());
-  fsdp_->finish(now);
+  std::string late = fsdp_->finish(now);
   reached_changed_ |= now != reached_;
   reached_ = now;
   begin_sums();
@@ -323,14 +322,17 @@ void Ddp::finish_units() {
     if (options_.check_finite) check_slice(b);
     measure(b);
   }
+  return late;
 }
 
-void Ddp::finish_buckets() {
-  const std::size_t sent = next_;  // while backward ran
-  const auto late =
-      std::find_if(buckets_.begin(), buckets_.begin() + static_cast<std::ptrdiff_t>(sent),
-                   [](const Bucket& b) { return b.grad.version() != b.sent_at; });
-  const bool is_late = late != buckets_.begin() + static_cast<std::ptrdiff_t>(sent);
+std::string Ddp::finish_buckets() {
+  std::string late;
+  for (std::size_t i = 0; i < next_ && late.empty(); ++i)  // sent while backward ran
+    if (const Bucket& b = buckets_[i]; b.grad.version() != b.sent_at)
+      late = message(
+          "ddp: no backward must run between that of watch() and finish(), but one wrote the "
+          "gradient of {} while it was sent",
+          parameters_[b.layout.entries[0].parameter].name);
   while (next_ < buckets_.size()) launch(buckets_[next_++]);
   begin_sums();
   auto work = works_.begin();
@@ -341,11 +343,7 @@ void Ddp::finish_buckets() {
   }
   works_.clear();
   next_ = 0;
-  if (is_late) watching_ = false;
-  check(!is_late,
-        "ddp: no backward must run between that of watch() and finish(), but one wrote the "
-        "gradient of {} while it was sent",
-        is_late ? parameters_[late->layout.entries[0].parameter].name : "");
+  return late;
 }
 
 void Ddp::zero_grad() {

@@ -101,9 +101,9 @@ class Ddp {
   /// Call it on the tape of the last micro-batch, before backward: buckets are sent while that
   /// backward runs. A parameter that gets no gradient there contributes zeros; the first time this
   /// happens, a line is logged. The Ddp must outlive the tape's backward. If backward throws, on
-  /// every rank, call finish() before anything else. Run no other backward before finish(): without
-  /// `fsdp` it throws Error if one wrote a bucket that was in flight. Throws Error if finish() was
-  /// not called since the last watch().
+  /// every rank, call finish() before anything else. Run no other backward before finish():
+  /// finish() throws Error if one wrote a bucket that was in flight, and with `fsdp` that backward
+  /// does too. Throws Error if finish() was not called since the last watch().
   void watch(Tape& tape);
   /// Waits until every gradient is summed (with `shard`: this rank's slices). Returns the norm over
   /// all parameters of the job, counting each value once, and the clip scale. Both are equal on
@@ -170,8 +170,9 @@ class Ddp {
   void mark_empty();
   void note_reached(const Bucket& b);
   void clear_unreached(const Bucket& b);
-  void finish_units();
-  void finish_buckets();
+  // Each returns the error of a backward that ran where none must, or "".
+  std::string finish_units();
+  std::string finish_buckets();
   void begin_sums();
   void settle_reached();
   bool is_on_many_gpus() const;

@@ -298,6 +298,12 @@ void Fsdp::updated(std::size_t i) {
 // Called when a backward first writes a gradient of this unit. One other unit may be in flight.
 void Fsdp::begin_gradient(std::size_t i) {
   const NoGradGuard quiet;
+  if (ended_)
+    late_ = message(
+        "ddp: no backward must run between that of watch() and finish(), but one came to the "
+        "gradient of {}",
+        parameters_[buckets_[i].layout.entries[0].parameter].name);
+  check(late_.empty(), "{}", late_);
   retire(i);
   const auto unit = [&](std::size_t b) { return buckets_[b].layout.unit; };
   while (!flights_.empty() && unit(flights_.front()) != unit(flights_.back()))
@@ -364,12 +370,14 @@ void Fsdp::begin_next_sums() {
   next_sums_.clear();
 }
 
-void Fsdp::finish(std::vector<double>& reached) {
+std::string Fsdp::finish(std::vector<double>& reached) {
   const NoGradGuard quiet;
   last_ = true;
+  ended_ = false;
+  std::string late = std::exchange(late_, {});
   for (std::size_t i = 0; i < states_.size(); ++i) {
     if (states_[i].whole) note_reached(i);
-    if (!states_[i].launched || states_[i].open_uses > 0) launch(i);
+    if (!states_[i].launched || (states_[i].open_uses > 0 && late.empty())) launch(i);
   }
   begin_next_sums();
   for (std::size_t i = 0; i < states_.size(); ++i)
@@ -386,6 +394,7 @@ void Fsdp::finish(std::vector<double>& reached) {
   last_ = false;
   reached.swap(reached_);
   std::fill(reached_.begin(), reached_.end(), 0);
+  return late;
 }
 
 }  // namespace weft::distributed

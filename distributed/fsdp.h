@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -56,9 +57,11 @@ class Fsdp {
 
   /// The next backward is the last one of the step.
   void watch() { last_ = true; }
+  /// That backward has ended: until finish(), another one throws Error when it comes to a gradient.
+  void backward_ended() { ended_ = last_; }
   /// Waits until every slice has the sum of the step. reached: 1 for a parameter that had a
-  /// gradient on this rank.
-  void finish(std::vector<double>& reached);
+  /// gradient on this rank. Returns the error of another backward that was refused, or "".
+  std::string finish(std::vector<double>& reached);
 
  private:
   struct Use {
@@ -124,7 +127,8 @@ class Fsdp {
   std::vector<const Use*> order_;   ///< of a training step's forward
   std::size_t place_ = 0;           ///< in order_
   std::size_t learned_ = 0;         ///< length of order_ when this forward began; 0: it has changed
-  bool restored_ = false, last_ = false;
+  bool restored_ = false, last_ = false, ended_ = false;
+  std::string late_;                              ///< the error of a backward that was refused
   std::vector<std::size_t> flights_, next_sums_;  ///< in the order of launch
 };
 

@@ -92,6 +92,7 @@ void NcclJob::fail(const std::string& why) {
   if (!failure_.empty()) return;
   failure_ = first.empty() ? why : first;
   try_to_record_ends();
+  cut_off_ = std::any_of(slots_.begin(), slots_.end(), [](const Slot& s) { return s.busy; });
   if (recorder_ && !dump_folder_.empty()) recorder_->write(dump_folder_, rank_, failure_);
 }
 
@@ -342,7 +343,8 @@ void NcclJob::finish() {
   try {
     // The watcher still runs: it aborts collectives that wait for a lost rank.
     synchronize();
-  } catch (const Error&) {  // called by the destructor; wait() has reported the error
+  } catch (const Error& e) {
+    fail(message("rank {}: {}", rank_, e.what()));
   }
   stop_watching();
   // A rank that failed after its last collective does not take part in the end of a communicator.

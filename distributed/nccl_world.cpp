@@ -33,7 +33,7 @@ class NcclWorld : public World {
     if (std::uncaught_exceptions() > exceptions_)
       job_->give_up();
     else
-      job_->finish();
+      end();
   }
   const char* backend() const override { return "nccl"; }
   std::string failure() const override {
@@ -55,6 +55,15 @@ class NcclWorld : public World {
   }
 
  private:
+  // wait() throws what happens before it. What happens to a collective later, or to one whose Work
+  // was dropped, is reported by the end of the hosts' world.
+  void end() {
+    job_->finish();
+    std::string why = unseen_failure();
+    if (why.empty() && !has_thrown()) why = job_->cut_off();
+    if (!why.empty()) bootstrap_.fail_at_end(why);
+  }
+
   World& bootstrap_;
   const Device device_;
   std::shared_ptr<NcclJob> job_;

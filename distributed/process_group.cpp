@@ -281,4 +281,8 @@ Work ProcessGroup::barrier() {
   return submit(call);
 }
 
+void ProcessGroup::check_well() const {
+  thread_->show([this] { channel_->check_well(); });
+}
+
 }  // namespace weft::distributed

@@ -121,7 +121,7 @@ class ProcessGroup {
   Work barrier();
 
   /// Throws Error if the job has failed: World::check_well().
-  void check_well() const { channel_->check_well(); }
+  void check_well() const;
 
   /// Number of collectives called so far, equal on every rank. Point-to-point messages do not
   /// count.

@@ -1,5 +1,6 @@
 #include "weft/distributed/world.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -43,13 +44,16 @@ void World::stop() {
   for (const auto& thread : threads_) thread->stop();
 }
 
+bool World::has_thrown() const {
+  return std::any_of(threads_.begin(), threads_.end(),
+                     [](const auto& t) { return t->has_thrown(); });
+}
+
 std::string World::unseen_failure() const {
-  std::string why;
-  for (const auto& thread : threads_) {
-    if (thread->has_thrown()) return "";  // it was the failure of the job, in all lanes
-    if (why.empty()) why = thread->failure();
-  }
-  return why;
+  if (has_thrown()) return "";  // it was the failure of the job, in all lanes
+  for (const auto& thread : threads_)
+    if (std::string why = thread->failure(); !why.empty()) return why;
+  return at_end_;
 }
 
 std::shared_ptr<ProcessGroup> World::group(const std::string& name, const std::vector<int>& ranks,
@@ -97,8 +101,10 @@ CommStats World::stats() const {
 }
 
 void World::check_well() const {
-  const std::string why = failure();
-  check_system(why.empty(), "{}", why);
+  threads_[0]->show([this] {
+    const std::string why = failure();
+    check_system(why.empty(), "{}", why);
+  });
 }
 
 }  // namespace weft::distributed

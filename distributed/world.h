@@ -99,6 +99,9 @@ class World {
   void check_well() const;
   /// Ends the job: tells every rank why, without waiting. Callable from any thread.
   virtual void fail(const std::string&) {}
+  /// Lets the end of the job report why, unless the program has seen an error of it: for a world of
+  /// GPUs whose collectives failed after their wait() or without one. Called by the rank's thread.
+  void fail_at_end(const std::string& why) { at_end_ = why; }
 
   /// How this rank answers ask() of others, from any thread; null: no more.
   using Answer = std::function<std::string(const std::string& question)>;
@@ -127,8 +130,10 @@ class World {
   virtual std::shared_ptr<Channel> open(const GroupCall& call) = 0;
   /// Stops the communication threads once their queues are empty.
   void stop();
-  /// After stop(): why a collective has failed whose Work was dropped without wait(); or
-  /// empty.
+  /// Whether wait() or check_well() has thrown.
+  bool has_thrown() const;
+  /// After stop(): why a collective has failed whose Work was dropped without wait(), or what
+  /// fail_at_end() was given; or empty.
   std::string unseen_failure() const;
   const WorldOptions& options() const { return options_; }
   const std::shared_ptr<FlightRecorder>& shared_recorder() const { return recorder_; }
@@ -140,6 +145,7 @@ class World {
   std::vector<std::shared_ptr<CommThread>> threads_;  // by queue; one if not threaded
   std::shared_ptr<ProcessGroup> all_;
   int groups_ = 0;
+  std::string at_end_;
 };
 
 /// Runs f on `ranks` new threads of this process. Each thread is a rank with its own tape, random

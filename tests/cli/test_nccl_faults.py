@@ -82,6 +82,15 @@ def network(folder):
     assert len(lines) == 1, lines
 
 
+def drops(folder):
+    """The Work of the collective that fails is dropped, so nothing throws."""
+    for command in support_mpi.command, support_tcp.command:
+        name = command.__module__
+        pathlib.Path(folder, name).mkdir()
+        faulty(pathlib.Path(folder, name), "drop", "rank 1: nccl: remote process exited or there was a network error",
+               seconds=600, command=command)
+
+
 def does_not_connect(folder):
     faulty(folder, "connect", "connecting group world did not end within 4 s on rank ")
 
@@ -90,4 +99,4 @@ def does_not_abort(folder):
     faulty(folder, "stuck", "NCCL did not abort within 2 s after the job has failed: " + SECOND)
 
 
-main([well, begins_late, throws, over_tcp, computes, stops, network, does_not_connect, does_not_abort], at_once=6)
+main([well, begins_late, throws, over_tcp, computes, stops, network, drops, does_not_connect, does_not_abort], at_once=6)

@@ -208,6 +208,45 @@ TEST_CASE("fsdp: values written between steps are used, in any stage") {
   });
 }
 
+TEST_CASE("fsdp: a backward between that of watch() and finish() is refused") {
+  for (const auto& [ranks, degrees] : {std::pair<int, Degrees>{2, {}}, {4, {.dp_replicate = 2}}})
+    test::distributed_test(ranks, [degrees = degrees](World& w) {
+      const auto run = [&](bool late) {
+        nn::Gpt model = test::seeded(small(true), DType::f32);
+        const DeviceMesh mesh(w, degrees);
+        const auto adam = make_optimizer(model, mesh, {}, optim::AdamWOptions{.lr = 1e-2},
+                                         {.shard = true, .fsdp = true});
+        change_shard(model, [&](nn::Shard& s) {
+          s.before_use = [&](const nn::Module& part) { adam->wait(part); };
+        });
+        const Tensor ids = test::random({2, kTokens}, 3 + w.rank(), DType::i32);
+        const auto backward = [&](bool watched) {
+          Tape tape;
+          const Tensor loss = model.losses(ids, ids).total();
+          if (watched) adam->watch(tape);
+          loss.backward(test::cotangent(loss, 12. * w.size()));
+        };
+        if (late) {
+          adam->zero_grad();
+          backward(true);
+          const std::string why = test::error_of([&] { backward(false); });
+          CHECK(
+              why.starts_with("ddp: no backward must run between that of watch() and finish(), "
+                              "but one came to the gradient of "));
+          CHECK(test::error_of([&] { adam->finish(1); }) == why);
+        }
+        adam->zero_grad();  // the next step works
+        backward(false);
+        backward(true);
+        adam->step(adam->finish(1));
+        adam->wait();
+        adam->restore_values();
+        return test::copies(model.parameters());
+      };
+      CHECK(test::same_bits(run(true), run(false)));
+    });
+}
+
 TEST_CASE("fsdp: a model must say what it uses, and have no parameters of its own") {
   run_ranks(1, [](World& w) {
     const DeviceMesh mesh(w);

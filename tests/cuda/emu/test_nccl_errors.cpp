@@ -196,6 +196,44 @@ TEST_CASE("nccl: a collective that hangs in one lane ends those of all") {
   for (const std::string& text : heard) CHECK(text == why);
 }
 
+TEST_CASE("nccl: the end of a job reports a collective that failed after or without a wait()") {
+  const auto why = [](auto use) {
+    const FaultScope faults({.fault = NcclFault::error, .number = 1});
+    std::latch well(2);
+    return test::error_of([&] {
+      over_nccl(2, [&](World& w, Device gpu) {
+        const Tensor x = Tensor::ones({4}, DType::f32, gpu);
+        w.all().all_reduce(x).wait();
+        x.to(kCpu);
+        well.arrive_and_wait();  // else a fault of rank 0 may end rank 1's first call
+        use(w, x);
+      });
+    });
+  };
+  const std::string network = "rank 0: nccl: remote process exited or there was a network error";
+  CHECK(why([](World& w, const Tensor& x) { const Work dropped = w.all().all_reduce(x); }) ==
+        network);
+  CHECK(why([](World& w, const Tensor& x) { w.all().all_reduce(x).wait(); }) == network);
+  // What the program has seen is not reported again.
+  const auto see = [](auto check) {
+    std::string seen;
+    while ((seen = test::error_of(check)) == "no error") std::this_thread::yield();
+    CHECK(seen.ends_with("there was a network error"));
+  };
+  CHECK(why([&](World& w, const Tensor& x) {
+          const Work dropped = w.all().all_reduce(x);
+          see([&] { w.check_well(); });
+        }) == "no error");
+  CHECK(why([&](World& w, const Tensor& x) {
+          const Work dropped = w.all().all_reduce(x);
+          see([&] { w.all().check_well(); });
+        }) == "no error");
+  CHECK(why([&](World& w, const Tensor& x) {
+          const Work first = w.all().all_reduce(x);
+          see([&] { w.all().all_reduce(x).wait(); });
+        }) == "no error");
+}
+
 TEST_CASE("nccl: a group that a rank does not connect is reported, and so is a failure to") {
   const auto why = [](const Plan& p) {
     const FaultScope faults(p);
