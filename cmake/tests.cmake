@@ -16,8 +16,7 @@ set(weft_thread_tests
   expert_router expert_tensor fp8_linear fp8_overlap
   grouped_linear joint_norm lanes layer_norm matmul overlap parallel parallelize process_group
   process_group_errors random shared_leaf sharded_checkpoint sharded_optimizer sharded_state simd
-  tape
-  tensor_parallel vocab)
+  tape tensor_parallel vocab)
 add_custom_target(thread_tests)
 
 # Tests spend their time in the library, so their own code is compiled for fast compilation, and
@@ -251,7 +250,7 @@ if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
       expert_router expert_tensor frozen fsdp joint_norm layouts overlap parallelize sharded_optimizer
       tensor_parallel tensor_parallel_steps vocab)
     if(WEFT_EXAMPLES)
-      list(APPEND stems comm_model session_layouts)
+      list(APPEND stems comm_model session_fsdp session_layouts)
     endif()
     if(WEFT_SANITIZE)
       set(stems comm_ops ddp frozen)  # the backend's own code
@@ -259,8 +258,8 @@ if(WEFT_HAVE_MPI AND NOT WEFT_SANITIZE STREQUAL "thread")
     # Of the tests that train longest one case of each kind: ranks as threads run all of them, and
     # processes make the same collectives.
     set(cases_of_layouts "--test-case=layouts: models with experts and*")
-    set(cases_of_session_layouts
-      "--test-case=session: f64 losses*,session: with --fsdp*,session: a rerun gives*")
+    set(cases_of_session_layouts "--test-case=session: f64 losses*,session: a rerun gives*")
+    set(cases_of_session_fsdp "--test-case=session_fsdp: losses*")
     foreach(stem ${stems})
       weft_test_command(command ${stem})
       add_test(NAME mpi_${stem}_${ranks}
