@@ -1,6 +1,7 @@
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
 #include "weft/core/cpu/product.h"
 #include "weft/core/cpu/simd.h"
@@ -33,6 +34,16 @@ PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, const
 /// The number of ways (lines of a set) of this processor's L1 data cache.
 std::int64_t l1_ways();
 
+/// Whether c is written past the caches, so that its lines are not read first: a gradient of a
+/// weight (a is a transpose in no other product) that is complete after one pass and longer than a
+/// core's own cache. What reads it next, a gradient norm or a sum over ranks, comes much later.
+template <class T>
+bool goes_past_caches(const Product<T>& p, const PackedBlocks& block) {
+  constexpr std::int64_t kLine = 64, kOwnCache = std::int64_t{1} << 20, kSize = sizeof(T);
+  return p.trans_a && !p.accumulate && p.k <= block.inner && p.m * p.n * kSize >= kOwnCache &&
+         p.ldc * kSize % kLine == 0 && reinterpret_cast<std::uintptr_t>(p.c) % kLine == 0;
+}
+
 /// packed_product() in the given blocks. `buffer`: packed_bytes() bytes at a multiple of 64.
 template <class T, class After>
 void packed_in_blocks(const Product<T>& p, const T* bias, const After& after,
@@ -40,6 +51,7 @@ void packed_in_blocks(const Product<T>& p, const T* bias, const After& after,
   const PanelKernels<T>& kernels = simd().panels<T>();
   T* const panels = static_cast<T*>(buffer);
   T* const strips = panels + block.columns * block.inner;
+  const bool past_caches = goes_past_caches(p, block);
   for (std::int64_t j = 0; j < p.n; j += block.columns) {
     const std::int64_t n = std::min(block.columns, p.n - j);
     for (std::int64_t l = 0; l < std::max(p.k, std::int64_t{1}); l += block.inner) {
@@ -65,7 +77,8 @@ void packed_in_blocks(const Product<T>& p, const T* bias, const After& after,
                                   : bias ? bias + j
                                          : nullptr,
                          .start_row = adds ? p.ldc : 0,
-                         .l1_ways = l1_ways()});
+                         .l1_ways = l1_ways(),
+                         .past_caches = past_caches});
         if (l + k >= p.k) after(i, m, j, n);
       }
     }

@@ -202,6 +202,9 @@ struct PanelProduct {
   const T* start = nullptr;
   std::int64_t start_row = 0;
   std::int64_t l1_ways = 8;  ///< of the first data cache
+  /// c is written past the caches, where it fills whole panels. Its rows begin at multiples of 64
+  /// bytes.
+  bool past_caches = false;
 };
 
 template <class T>
