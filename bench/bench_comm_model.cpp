@@ -206,6 +206,5 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) try {
   return weft::bench::run(argc, argv);
 } catch (const weft::Error& e) {
-  std::fprintf(stderr, "bench_comm_model: %s\n", e.what());
-  return static_cast<int>(e.fault());
+  return weft::bench::failed(argv[0], e);
 }

@@ -78,6 +78,5 @@ int main(int argc, char** argv) try {
   }
   return std::max(report.finish(), failed > 0 ? 1 : 0);
 } catch (const Error& e) {
-  std::fprintf(stderr, "bench_gpu: %s\n", e.what());
-  return static_cast<int>(e.fault());
+  return bench::failed(argv[0], e);
 }

@@ -1,0 +1,33 @@
+"""The scripts that check the sources and pages, with planted faults."""
+import pathlib
+import sys
+
+from support import main
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+import check_includes  # noqa: E402
+import run_pages  # noqa: E402
+
+
+def finds_a_base_that_is_not_included(folder):
+    root, names = pathlib.Path(folder), [pathlib.Path(f"nn/{stem}.h") for stem in ("module", "list", "mixer", "layer")]
+    (root / "nn").mkdir()
+    module, used, mixer, layer = (root / name for name in names)
+    module.write_text("struct Module {\n};\n")
+    used.write_text('#include "weft/nn/module.h"\n')
+    layer.write_text('#include "weft/nn/mixer.h"\nclass Layer final : public nn::Mixer {\n};\nstruct Error : std::exception {\n};\n')
+    mixer.write_text('#include "weft/nn/list.h"\nstruct Mixer : Module {\n};\n')
+    assert list(check_includes.without_bases(root, names)) == []
+    mixer.write_text("struct Mixer : Module {\n};\n")
+    assert list(check_includes.without_bases(root, names)) == [
+        "nn/mixer.h: Mixer needs the definition of Module: include weft/nn/module.h"]
+
+
+def compares_what_pages_print(_):
+    for printed, shown, same in (("loss 1.2345, 0.10", "loss 1.2347, 0.12", True), ("1.2345", "1.2348", False),
+                                 ("0.5", "0.500002", True), ("12.34", "1.234", False), ("1.0", "0.10", False),
+                                 ("step 2  0.50", "step 3  0.50", False)):
+        assert run_pages.same(printed, shown) is same, (printed, shown)
+
+
+main([finds_a_base_that_is_not_included, compares_what_pages_print])
