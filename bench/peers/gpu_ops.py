@@ -156,6 +156,8 @@ def main():
         print("gpu_ops.py: no GPU here", file=sys.stderr)
         sys.exit(77)
     names = [row["name"] for row in read_rows(options.names)]
+    if not names:
+        parser.error(f"--names: must be a file of bench_gpu with rows, got {options.names}")
     clock = Clock(options.device, options.quick)
     clock.warm_up(options.device)
     rows = Rows(names, clock, RowFile(options.json, options.resume), options)

@@ -1,4 +1,5 @@
 """The flags of the benchmarks: what cannot be measured is refused before anything is."""
+import json
 import pathlib
 
 from support import main, refused, run
@@ -28,4 +29,9 @@ def refuses_flags_without_effect(folder):
     refused(run("bench_step", "--model", "smoke", "--json", f"{folder}/rows"), 2, "--json: ")
 
 
-main([refuses_wrong_values, keeps_what_is_in_the_folder, refuses_flags_without_effect])
+def counts_no_waits_without_a_gpu(_):
+    done = run("bench_step", "--model", "smoke", "--warmup", 0, "--steps", 2)
+    assert json.loads(done.stdout.splitlines()[-1])["host_syncs"] == 0, done.stdout
+
+
+main([counts_no_waits_without_a_gpu, refuses_wrong_values, keeps_what_is_in_the_folder, refuses_flags_without_effect])
