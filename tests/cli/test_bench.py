@@ -34,4 +34,18 @@ def counts_no_waits_without_a_gpu(_):
     assert json.loads(done.stdout.splitlines()[-1])["host_syncs"] == 0, done.stdout
 
 
-main([counts_no_waits_without_a_gpu, refuses_wrong_values, keeps_what_is_in_the_folder, refuses_flags_without_effect])
+def estimates_the_cluster_that_is_named(folder):
+    step = ["--", "--preset", "tiny", "--dp", 2, "--batch", 2]
+
+    def estimate(*flags):
+        done = run("bench_comm_model", *flags, *step)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    a100 = estimate("--cluster", "a100-8")
+    assert a100 == estimate("--cluster=a100-8") == estimate("--cluster", "h100-8", "--cluster", "a100-8")
+    assert a100 != estimate() == estimate("--cluster", "a100-8", "--cluster", "h100-8")
+    refused(run("bench_comm_model", "--cluster=none", *step), 2, "--cluster: must be one of h100-8, a100-8, got 'none'")
+    refused(run("bench_comm_model", "--start-up", "--json", f"{folder}/rows", *step), 2, "--json: needs")
+
+
+main([estimates_the_cluster_that_is_named, counts_no_waits_without_a_gpu, refuses_wrong_values, keeps_what_is_in_the_folder, refuses_flags_without_effect])
