@@ -123,8 +123,9 @@ struct ProgramLine {
   const char* what = "Trains a GPT on text. All times are seconds, all sizes bytes.";
   std::vector<std::string> examples = {};  ///< of its command line; empty: those of a trainer
   std::function<void(train::CommandLine&)> more_flags = {};
-  /// Changes the words of the command line, those of --config included, before they are read.
-  std::function<void(std::vector<std::string>&)> adapt = {};
+  /// Changes the defaults, and the words of the command line, those of --config included, before
+  /// they are read.
+  std::function<void(GptOptions&, std::vector<std::string>&)> adapt = {};
   /// It needs no weights: of a Hugging Face folder --init reads config.json only.
   bool plans = false;
 };
