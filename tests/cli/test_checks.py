@@ -6,6 +6,7 @@ from support import main
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import check_includes  # noqa: E402
+import check_readme  # noqa: E402
 import run_pages  # noqa: E402
 
 
@@ -30,4 +31,15 @@ def compares_what_pages_print(_):
         assert run_pages.same(printed, shown) is same, (printed, shown)
 
 
-main([finds_a_base_that_is_not_included, compares_what_pages_print])
+def follows_links(folder):
+    page, other = pathlib.Path(folder) / "page.md", pathlib.Path(folder) / "other.md"
+    other.write_text("# Other\n\n## A `b` and [c](d.md), or e\n\n```\n# not a heading\n```\n")
+    page.write_text("# Here\n[1](#here) [2](other.md#a-b-and-c-or-e) [3](other.md) [4](https://x.org/y#z) `[5](none.md)`\n")
+    assert list(check_readme.broken_links(page)) == []
+    page.write_text("[1](#here) [2](other.md#not-a-heading) [3](none.md#x)\n")
+    assert list(check_readme.broken_links(page)) == [
+        "page.md: link to #here, which page.md has not", "page.md: link to #not-a-heading, which other.md has not",
+        "page.md: link to none.md, which is not there"]
+
+
+main([follows_links, finds_a_base_that_is_not_included, compares_what_pages_print])
