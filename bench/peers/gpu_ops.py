@@ -152,6 +152,8 @@ def main():
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
+    if options.resume and not options.json:
+        parser.error("--resume: needs --json")
     if options.device == "cuda" and not torch.cuda.is_available():
         print("gpu_ops.py: no GPU here", file=sys.stderr)
         sys.exit(77)

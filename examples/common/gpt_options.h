@@ -24,7 +24,8 @@ struct DataOptions {
   template <class V>
   void fields(V& v) {
     v.group("Data");
-    v("data", files, "text files, or .bin or .idx files of tokens, one after the other or in shares "
+    v("data", files,
+      "text files, or .bin or .idx files of tokens, one after the other or in shares "
       "(web.idx:0.7,books.idx:0.3)",
       any().shown_first());
     v("val-data", val_files, "files of held-out data; without them: --val-fraction",

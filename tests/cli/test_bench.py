@@ -27,6 +27,7 @@ def refuses_flags_without_effect(folder):
     for flags in (["--steps", 3], ["--dtype", "bf16"], ["--device", "cuda"], ["--bytes", "off"]):
         refused(run("bench_step", *flags), 2, f"bench_step: {flags[0]}: needs --model")
     refused(run("bench_step", "--model", "smoke", "--json", f"{folder}/rows"), 2, "--json: ")
+    refused(run("bench_gpu_emulated", "--quick", "--resume"), 2, "--resume: needs --json")
 
 
 def counts_no_waits_without_a_gpu(_):

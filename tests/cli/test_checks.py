@@ -1,10 +1,12 @@
-"""The scripts that check the sources and pages, with planted faults."""
+"""Scripts: those that check sources and pages find planted faults, and quickstart.sh needs a file."""
 import pathlib
+import subprocess
 import sys
 
-from support import main
+from support import main, refused
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
 import check_includes  # noqa: E402
 import check_readme  # noqa: E402
 import run_pages  # noqa: E402
@@ -42,4 +44,10 @@ def follows_links(folder):
         "page.md: link to none.md, which is not there"]
 
 
-main([follows_links, finds_a_base_that_is_not_included, compares_what_pages_print])
+def quickstart_needs_a_file(folder):
+    for data, named in ((folder, folder), (f"{folder}/none", "none"), ("", "got ")):
+        refused(subprocess.run([ROOT / "scripts/quickstart.sh", "--data", data], capture_output=True, text=True, cwd=folder), 2,
+                "quickstart: --data: must be a file", named)
+
+
+main([quickstart_needs_a_file, follows_links, finds_a_base_that_is_not_included, compares_what_pages_print])
