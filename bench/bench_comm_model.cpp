@@ -29,18 +29,20 @@ struct Settings {
 
 // Rates by the vendors' data, and latencies of the cost model of PyTorch's DTensor: assumptions.
 void apply_cluster(const std::string& name, Settings& s) {
-  s.cluster = name;
-  if (name == "h100-8") return;
-  check(name == "a100-8", "--cluster: must be one of h100-8, a100-8, got '{}'", name);
-  s.inside = 300;
-  s.across = 25;
-  s.tflops = 312;
+  const bool h100 = name == "h100-8";
+  check(h100 || name == "a100-8", "--cluster: must be one of h100-8, a100-8, got '{}'", name);
+  s.inside = h100 ? 450 : 300;
+  s.across = h100 ? 50 : 25;
+  s.tflops = h100 ? 989 : 312;
 }
 
 // Returns false when --help was printed.
 bool parse(std::vector<std::string> args, Settings& s) {
-  for (std::size_t i = 0; i + 1 < args.size(); ++i)
-    if (args[i] == "--cluster") apply_cluster(args[i + 1], s);
+  constexpr std::string_view kJoined = "--cluster=";
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (args[i].starts_with(kJoined)) apply_cluster(args[i].substr(kJoined.size()), s);
+    if (args[i] == "--cluster" && i + 1 < args.size()) apply_cluster(args[i + 1], s);
+  }
   train::CommandLine line(
       "Estimates a training step on a cluster: bench_comm_model [these flags] -- [flags of "
       "train_gpt]\nThe ranks are --dp times --tp. All defaults are assumptions: enter the rates "
@@ -87,6 +89,8 @@ bool parse(std::vector<std::string> args, Settings& s) {
                                     {"--connect-ms", s.connect.base_ms},
                                     {"--connect-rank-ms", s.connect.rank_ms}})
     check(value >= 0, "{}: must be at least 0, got {}", flag, value);
+  check(!s.start_up || s.json.empty(), "--json: needs a step or --layouts, not --start-up");
+  check(!s.start_up || !s.layouts, "--layouts: prints a table of its own; remove --start-up");
   check(s.utilisation <= 1, "--utilisation: must be at most 1, got {}", s.utilisation);
   return true;
 }
@@ -206,6 +210,5 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) try {
   return weft::bench::run(argc, argv);
 } catch (const weft::Error& e) {
-  std::fprintf(stderr, "bench_comm_model: %s\n", e.what());
-  return static_cast<int>(e.fault());
+  return weft::bench::failed(argv[0], e);
 }

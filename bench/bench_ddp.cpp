@@ -136,7 +136,7 @@ void default_buckets(int ranks, bool shard, Report& report) {
 }  // namespace
 }  // namespace weft::bench
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   weft::bench::Report report(argc, argv);
   for (const bool shard : {false, true}) {
     weft::bench::slow_link(2, shard, report);
@@ -144,4 +144,6 @@ int main(int argc, char** argv) {
     weft::bench::default_buckets(2, shard, report);
   }
   return report.finish();
+} catch (const weft::Error& e) {
+  return weft::bench::failed(argv[0], e);
 }

@@ -108,17 +108,20 @@ void no_link(const char* what, std::int64_t depth, Report& report) {
       ratios.push_back(took[1] / took[0]);
     }
   });
-  report.row("no link, step of the sharded optimizer", 1e3 * median(steps), "ms");
+  report.row(message("no link, step of the sharded optimizer beside {}", what), 1e3 * median(steps),
+             "ms");
   report.row(std::string(what) + " / sharded optimizer, median", median(ratios), "");
 }
 
 }  // namespace
 }  // namespace weft::bench
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   weft::bench::Report report(argc, argv);
   weft::bench::slow_link(report);
   weft::bench::no_link("fsdp, stage 3", -1, report);
   weft::bench::no_link("fsdp, stage 2", 0, report);
   return report.finish();
+} catch (const weft::Error& e) {
+  return weft::bench::failed(argv[0], e);
 }

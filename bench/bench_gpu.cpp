@@ -57,6 +57,7 @@ int main(int argc, char** argv) try {
       argc, argv,
       {{"--only", &only, "PART,..."}, {"--quick", &quick, ""}, {"--resume", &resume, ""}});
   check_names(only);
+  check(resume.empty() || report.has_file(), "--resume: needs --json");
   if (!resume.empty()) report.resume();
   if (cuda::device_count() == 0) {
     std::fprintf(stderr, "bench_gpu: no GPU here\n");
@@ -78,6 +79,5 @@ int main(int argc, char** argv) try {
   }
   return std::max(report.finish(), failed > 0 ? 1 : 0);
 } catch (const Error& e) {
-  std::fprintf(stderr, "bench_gpu: %s\n", e.what());
-  return static_cast<int>(e.fault());
+  return bench::failed(argv[0], e);
 }

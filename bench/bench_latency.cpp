@@ -4,8 +4,10 @@
 
 using namespace weft;
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   bench::Report report(argc, argv);
   bench::core_latency_rows(report);
   return report.finish();
+} catch (const Error& e) {
+  return bench::failed(argv[0], e);
 }

@@ -92,10 +92,17 @@ void measure(bench::Report& out, const Size& s) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   std::string only;
   bench::Report out(argc, argv, {{"--only", &only, "NAME"}});
-  for (const Size& s : kSizes)
-    if (std::string(s.name).find(only) != std::string::npos) measure(out, s);
+  bool found = false;
+  for (const Size& s : kSizes) {
+    if (std::string(s.name).find(only) == std::string::npos) continue;
+    found = true;
+    measure(out, s);
+  }
+  check(found, "--only: must be a part of a name such as {}, got '{}'", kSizes[0].name, only);
   return out.finish();
+} catch (const Error& e) {
+  return bench::failed(argv[0], e);
 }

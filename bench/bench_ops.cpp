@@ -81,7 +81,7 @@ void causal_attention(bench::Report& report, const bench::StepModel& m) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   std::string products;
   bench::Report report(argc, argv, {{"--products", &products, "MODEL"}});
   if (!products.empty()) {
@@ -121,4 +121,6 @@ int main(int argc, char** argv) {
   product(report, 1024, 768, 768, DType::bf16);
   product(report, 256, 256, 256, DType::f64);
   return report.finish();
+} catch (const Error& e) {
+  return bench::failed(argv[0], e);
 }

@@ -48,7 +48,7 @@ void measure(bench::Report& report, const std::string& name, Op op) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   bench::Report report(argc, argv);
   measure(report, "add", [](const Tensor& x, const Tensor& w) { return add(x, w); });
   measure(report, "mul", [](const Tensor& x, const Tensor& w) { return mul(x, w); });
@@ -62,4 +62,6 @@ int main(int argc, char** argv) {
              1e9 * bench::seconds_per_call([t = Tensor::empty({4, 4})] { const Tensor copy = t; }),
              "ns");
   return report.finish();
+} catch (const Error& e) {
+  return bench::failed(argv[0], e);
 }

@@ -375,6 +375,5 @@ int main(int argc, char** argv) try {
   }
   return report.finish();
 } catch (const weft::Error& e) {
-  std::fprintf(stderr, "bench_overlap: %s\n", e.what());
-  return static_cast<int>(e.fault());
+  return weft::bench::failed(argv[0], e);
 }

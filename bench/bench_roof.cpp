@@ -111,9 +111,10 @@ double floor_rows(bench::Report& report, const bench::StepModel& m, const bench:
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   std::string shapes = "yes";
   bench::Report report(argc, argv, {{"--shapes", &shapes, "yes|no"}});
+  check(shapes == "yes" || shapes == "no", "--shapes: must be yes or no, got '{}'", shapes);
   const cpu::FmaLoop loop = cpu::fma_loop();
   report.row(message("multiply-add, {}", loop.name), bench::fma_peak(loop) / 1e9, "GFLOP/s");
   report.row("tile of a product, operands in L1", bench::tile_rate() / 1e9, "GFLOP/s");
@@ -143,4 +144,6 @@ int main(int argc, char** argv) {
     arithmetic_rows(report, m, products);
   }
   return report.finish();
+} catch (const Error& e) {
+  return bench::failed(argv[0], e);
 }

@@ -106,12 +106,12 @@ void compare(const std::string& folder, std::int64_t batch, const std::string& d
 }  // namespace
 }  // namespace weft::bench
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   using namespace weft;
   using namespace weft::bench;
   std::string folder = "out/bench_save";
   Report report(argc, argv, {{"--out", &folder, "DIR"}});
-  std::filesystem::remove_all(folder);
+  check(!std::filesystem::exists(folder), "--out: must be a new folder, got '{}'", folder);
   const double bytes = 3.0 * sizeof(float) * (kWidth + 1) * (kWidth + kClasses);
   report.row("a checkpoint", 1e-6 * bytes, "MB");
   for (const std::int64_t batch : kBatches) {
@@ -127,4 +127,6 @@ int main(int argc, char** argv) {
     io::testing::slow_writes(0);
   }
   return report.finish();
+} catch (const weft::Error& e) {
+  return weft::bench::failed(argv[0], e);
 }

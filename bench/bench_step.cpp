@@ -9,7 +9,6 @@
 // so a step of any size can be recorded. --pause N stops the process (SIGSTOP) before the first
 // timed step and after every N; bench/peers/turns.py continues it when it is this program's turn.
 #include <algorithm>
-#include <cstdlib>
 
 #include "weft/bench/harness.h"
 #include "weft/bench/train_run.h"
@@ -135,25 +134,30 @@ int run_one_model(const bench::TrainRun& run, const std::string& losses_file,
 int main(int argc, char** argv) try {
   bench::TrainRun run;
   std::string steps, warmup, pause, losses, graph, kernels, bytes, weights;
-  bench::Report report(argc, argv,
-                       {{"--model", &run.model, "NAME"},
-                        {"--device", &run.device, "cpu|cuda|meta:cuda"},
-                        {"--dtype", &run.dtype, "f32|bf16|f16|fp8"},
-                        {"--fp8-recipe", &run.fp8_recipe, "current|current-pow2|delayed|block"},
-                        {"--fp8-weights", &weights, "on|off"},
-                        {"--graph", &graph, "on|off"},
-                        {"--steps", &steps, "N"},
-                        {"--warmup", &warmup, "N"},
-                        {"--pause", &pause, "N"},
-                        {"--init", &run.init_file, "FILE"},
-                        {"--export", &run.export_file, "FILE"},
-                        {"--data", &run.data_file, "FILE"},
-                        {"--losses", &losses, "FILE"},
-                        {"--kernels", &kernels, "FILE"},
-                        {"--bytes", &bytes, "on|off"}});
-  if (!steps.empty()) run.steps = std::atoi(steps.c_str());
-  if (!warmup.empty()) run.warmup = std::atoi(warmup.c_str());
-  if (!pause.empty()) run.pause = std::atoi(pause.c_str());
+  const std::vector<bench::Flag> of_model{
+      {"--model", &run.model, "NAME"},
+      {"--device", &run.device, "cpu|cuda|meta:cuda"},
+      {"--dtype", &run.dtype, "f32|bf16|f16|fp8"},
+      {"--fp8-recipe", &run.fp8_recipe, "current|current-pow2|delayed|block"},
+      {"--fp8-weights", &weights, "on|off"},
+      {"--graph", &graph, "on|off"},
+      {"--steps", &steps, "N"},
+      {"--warmup", &warmup, "N"},
+      {"--pause", &pause, "N"},
+      {"--init", &run.init_file, "FILE"},
+      {"--export", &run.export_file, "FILE"},
+      {"--data", &run.data_file, "FILE"},
+      {"--losses", &losses, "FILE"},
+      {"--kernels", &kernels, "FILE"},
+      {"--bytes", &bytes, "on|off"}};
+  std::vector<std::string> unset;
+  for (const bench::Flag& flag : of_model) unset.push_back(*flag.value);
+  bench::Report report(argc, argv, of_model);
+  for (std::size_t i = 0; run.model.empty() && i < unset.size(); ++i)
+    check(*of_model[i].value == unset[i], "{}: needs --model", of_model[i].name);
+  if (!steps.empty()) run.steps = bench::whole_number("--steps", steps, 1);
+  if (!warmup.empty()) run.warmup = bench::whole_number("--warmup", warmup, 0);
+  if (!pause.empty()) run.pause = bench::whole_number("--pause", pause, 0);
   const auto is_on = [](const char* flag, const std::string& word) {
     check(word.empty() || word == "on" || word == "off", "{}: must be on or off, got {}", flag,
           word);
@@ -162,8 +166,11 @@ int main(int argc, char** argv) try {
   run.graph = is_on("--graph", graph);
   run.fp8_weights = is_on("--fp8-weights", weights);
   run.kernels = is_on("--bytes", bytes) || !kernels.empty();
-  if (!run.model.empty()) return run_one_model(run, losses, kernels);
-  check(!run.kernels, "{}: needs --model", kernels.empty() ? "--bytes" : "--kernels");
+  if (!run.model.empty()) {
+    check(!report.has_file(),
+          "--json: is for the table of all models; with --model the result is printed");
+    return run_one_model(run, losses, kernels);
+  }
 
   for (const Model& m : kModels) {
     const auto tokens = static_cast<double>(m.batch * m.config.seq);
@@ -183,6 +190,5 @@ int main(int argc, char** argv) try {
   }
   return report.finish();
 } catch (const Error& e) {
-  std::fprintf(stderr, "bench_step: %s\n", e.what());
-  return static_cast<int>(e.fault());
+  return bench::failed(argv[0], e);
 }

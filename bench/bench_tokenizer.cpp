@@ -9,7 +9,7 @@
 
 using namespace weft;
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   std::string file, text_file;
   bench::Report report(argc, argv,
                        {{"--tokenizer", &file, "FILE"}, {"--text", &text_file, "FILE"}});
@@ -38,4 +38,6 @@ int main(int argc, char** argv) {
   }
   report.row("1 MB of one character, the slowest", slowest * 1e3, "ms");
   return report.finish();
+} catch (const Error& e) {
+  return bench::failed(argv[0], e);
 }

@@ -1,10 +1,11 @@
 #pragma once
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <initializer_list>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "weft/bench/timing.h"
@@ -29,33 +30,53 @@ struct Row {
   std::string unit;
 };
 
+/// What a program prints of an Error, on one line; returns its exit status.
+inline int failed(std::string_view program, const Error& e) {
+  program.remove_prefix(program.rfind('/') + 1);
+  std::fprintf(stderr, "%.*s: %s\n", static_cast<int>(program.size()), program.data(), e.what());
+  return static_cast<int>(e.fault());
+}
+
+/// The value of a flag. Throws Error unless it is a whole number of at least `least`, below 2^31.
+inline int whole_number(const char* flag, const std::string& text, int least) {
+  int value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  check(error == std::errc() && stop == end && value >= least,
+        "{}: must be a whole number of at least {}, got '{}'", flag, least, text);
+  return value;
+}
+
 /// Prints each row and appends it to the file of --json at once, so that a run that is stopped
 /// leaves the rows that it has measured.
 class Report {
  public:
   /// Parses "--json FILE", "--threads N", "--clock wall|processor" and the flags in `more`; exits
-  /// with status 2 on anything else.
-  Report(int argc, char** argv, std::initializer_list<Flag> more = {}) {
-    std::string clock = "wall";
+  /// with status 2 on anything else. Throws Error when FILE cannot be written, before anything is
+  /// measured.
+  Report(int argc, char** argv, const std::vector<Flag>& more = {}) {
+    std::string clock = "wall", threads;
     std::vector<Flag> flags{{"--json", &json_, "FILE"},
-                            {"--threads", nullptr, "N"},
+                            {"--threads", &threads, "N"},
                             {"--clock", &clock, "wall|processor"}};
-    flags.insert(flags.end(), more);
+    flags.insert(flags.end(), more.begin(), more.end());
     for (int i = 1; i < argc; ++i) {
       const auto flag = std::find_if(flags.begin(), flags.end(),
                                      [&](const Flag& f) { return argv[i] == f.name; });
       const bool is_switch = flag != flags.end() && flag->placeholder.empty();
       if (flag == flags.end() || (!is_switch && ++i == argc)) usage(argv[0], flags);
-      if (flag->value)
-        *flag->value = is_switch ? "yes" : argv[i];
-      else
-        set_num_threads(std::atoi(argv[i]));
+      *flag->value = is_switch ? "yes" : argv[i];
     }
+    if (!threads.empty()) set_num_threads(whole_number("--threads", threads, 1));
+    check_system(json_.empty() || std::ofstream(json_, std::ios::app).good(),
+                 "--json: cannot write {}", json_);
     if (clock != "wall" && clock != "processor") usage(argv[0], flags);
     count_processor_time = clock == "processor";
     std::printf("%d threads\n", num_threads());
   }
 
+  /// Whether --json names one.
+  bool has_file() const { return !json_.empty(); }
   /// Continues the file of a run that was stopped: its rows stay, and new ones follow.
   void resume() {
     std::string kept;

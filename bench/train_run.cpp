@@ -134,13 +134,14 @@ void run_steps(const TrainRun& run, const Batches& batches, Device device, train
   result.peak_bytes = 0;
   const std::int64_t syncs = cuda::host_syncs();
   const int group = device.is_cuda() ? kGroup : 1;
-  int waits = 0;
-  for (int i = 0; i < run.steps; i += group, ++waits) {
+  int waits = 0;  // the loop's own
+  for (int i = 0; i < run.steps; i += group) {
     const int steps = std::min(group, run.steps - i);
     if (run.pause > 0 && i % run.pause == 0) std::raise(SIGSTOP);
     const double start = now();
     for (int s = 0; s < steps; ++s) take_step();
     wait();
+    waits += device.is_cuda();
     result.seconds.push_back((now() - start) / steps);
   }
   result.host_syncs = static_cast<double>(cuda::host_syncs() - syncs - waits) / run.steps;

@@ -197,8 +197,11 @@ endif()
 # The programs, run as by a user.
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
-  set(cases async_save chat completion data hf hostile hybrid inputs lora memory metrics mini_gpt mlp moe mtp pack plan ranks repeat talk tokenizer
+  set(cases async_save chat checks completion data hf hostile hybrid inputs lora memory metrics mini_gpt mlp moe mtp pack plan ranks repeat talk tokenizer
     wrong_use)
+  if(WEFT_BENCH)
+    list(APPEND cases bench)
+  endif()
   if(WEFT_SANITIZE)
     set(cases hostile mlp repeat)  # the trainer's own code; the library has its own tests
   endif()

@@ -91,6 +91,8 @@ void check_options(const Options& o) {
         "--adapter: goes into a .gguf file by way of a Hugging Face folder; name one with --to");
   check(o.file_mb >= 1 && o.file_mb <= 1'000'000, "--file-mb: must be in [1, 1000000], got {}",
         o.file_mb);
+  check(o.file_mb == Options().file_mb || !is_gguf(o),
+        "--file-mb: needs --to with a folder, got '{}'", o.to);
   if (is_gguf(o)) return check(!io::exists(o.to), "--to: '{}' exists", o.to);
   check(!io::exists(o.to) || (io::is_directory(o.to) && io::list_directory(o.to).empty()),
         "--to: must be a new or an empty folder, got '{}'", o.to);

@@ -84,6 +84,8 @@ int evaluate(const Options& o) {
   check(o.seq >= 0, "--seq: must be at least 0, got {}", o.seq);
   check(o.stride >= 0, "--stride: must be at least 0, got {}", o.stride);
   check(o.limit >= 0, "--limit: must be at least 0, got {}", o.limit);
+  check(o.stride == 0 || !o.data.empty(), "--stride: needs --data, got {}", o.stride);
+  check(o.limit == 0 || !o.choices.empty(), "--limit: needs --choices, got {}", o.limit);
   check(o.threads >= 0 && o.threads <= train::kMostThreads, "--threads: must be in [0, {}], got {}",
         train::kMostThreads, o.threads);
   if (o.threads) set_num_threads(static_cast<int>(o.threads));

@@ -47,6 +47,8 @@ struct Options {
 void check_values(const Options& o) {
   check(!o.prompt.empty(), "--prompt: must not be empty");
   for (const std::string& p : o.prompt) check(!p.empty(), "--prompt: must not be empty");
+  check(o.prompts.empty() || o.prompt == Options().prompt,
+        "--prompts: names a file of prompts in place of --prompt; give one of them");
   for (const std::string& s : o.stop) check(!s.empty(), "--stop: must not be empty");
   check(o.tokens >= 1, "--tokens: must be at least 1, got {}", o.tokens);
   check(o.tokens <= INT32_MAX, "--tokens: must be at most {}, got {}", INT32_MAX, o.tokens);

@@ -191,7 +191,7 @@ void print_gguf(const std::string& path) {
 void print_info(const std::string& path) {
   const io::PathKind kind = io::path_kind(path);
   check(kind == io::PathKind::file || kind == io::PathKind::folder,
-        "info: '{}' must be a file or a folder", path);
+        "'{}' must be a file or a folder", path);
   print_fact("path", path);
   if (kind == io::PathKind::file)
     print_fact("size", byte_count(static_cast<double>(io::file_size(path))));
@@ -203,8 +203,8 @@ void print_info(const std::string& path) {
     print_tokenizer(path);
   } catch (const Error& e) {
     throw Error(
-        message("info: '{}' is no run, checkpoint, token file, .safetensors, GGUF or tokenizer: {}",
-                path, std::string(e.what())));
+        message("'{}' is no run, checkpoint, token file, .safetensors, GGUF or tokenizer: {}", path,
+                std::string(e.what())));
   }
 }
 
@@ -222,7 +222,7 @@ int main(int argc, char** argv) {
     line.examples({"info runs/book", "info data/train.idx tokenizer.json"});
     line.add("--path", paths, "files and folders");
     if (!line.parse(train::Arguments(words))) return 0;
-    check(!paths.empty(), "info: name a file or a folder");
+    check(!paths.empty(), "name a file or a folder");
     for (const std::string& path : paths) print_info(path);
     return 0;
   });

@@ -123,8 +123,10 @@ int main(int argc, char** argv) try {
   check(argc == 2 || argc == 3, "usage: mini_gpt TEXT_FILE [STEPS]");
   const std::string text = data::read_text({argv[1]});
   check(text.size() > kSeq, "the text must be longer than {} bytes, got {}", kSeq, text.size());
-  const long steps = argc == 3 ? std::strtol(argv[2], nullptr, 10) : 300;
-  check(steps >= 1, "STEPS must be a number of at least 1, got '{}'", argv[argc - 1]);
+  char* end = nullptr;
+  const long steps = argc == 3 ? std::strtol(argv[2], &end, 10) : 300;
+  check(steps >= 1 && (end == nullptr || *end == '\0'),
+        "STEPS must be a number of at least 1, got '{}'", argv[argc - 1]);
 
   MiniGpt model;
   nn::init(model, 1);

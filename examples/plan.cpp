@@ -1,9 +1,9 @@
 // Says where the memory of a training step goes, and what would take less: plan --preset gpt2-124m
 // --device cuda --fit 24GiB. It takes the flags of train_gpt, and with --moe first those of
 // train_moe; it needs neither the data nor the machine.
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 
 #include "weft/core/error.h"
 #include "weft/examples/common/gpt_plan.h"
@@ -42,6 +42,30 @@ void plan_on_meta(std::vector<std::string>& words) {
   }
 }
 
+// The last --moe counts.
+bool begins_with_moe(const std::vector<std::string>& words) {
+  constexpr std::string_view kJoined = "--moe=";
+  bool moe = false;
+  for (const std::string& word : words) {
+    if (word == "--moe") moe = true;
+    if (!word.starts_with(kJoined)) continue;
+    const std::string value = word.substr(kJoined.size());
+    check(value == "true" || value == "false", "--moe: must be true or false, got '{}'", value);
+    moe = value == "true";
+  }
+  return moe;
+}
+
+void adapt(GptOptions& o, std::vector<std::string>& words) {
+  if (begins_with_moe(words)) {
+    GptOptions moe = examples::moe_defaults();
+    moe.program = o.program;
+    moe.machine.device = o.machine.device;
+    o = std::move(moe);
+  }
+  plan_on_meta(words);
+}
+
 examples::ProgramLine program_line(PlanOptions& p) {
   return {
       .what =
@@ -64,7 +88,7 @@ examples::ProgramLine program_line(PlanOptions& p) {
             line.add("--host-link", p.rates.host,
                      "10^9 bytes/s that a rank offloads, an assumption for costs", "Plan");
           },
-      .adapt = plan_on_meta,
+      .adapt = adapt,
       .plans = true};
 }
 
@@ -180,8 +204,7 @@ int run(GptOptions o, const PlanOptions& p) {
 int main(int argc, char** argv) {
   return train::guarded("plan", [&] {
     PlanOptions p;
-    const bool moe = std::find(argv, argv + argc, std::string("--moe")) != argv + argc;
-    GptOptions o = moe ? examples::moe_defaults() : GptOptions();
+    GptOptions o;
     o.program = "plan";
     o.machine.device = "meta";
     return parse(o, argc, argv, program_line(p)) ? run(o, p) : 0;

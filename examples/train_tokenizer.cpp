@@ -61,6 +61,8 @@ int main(int argc, char** argv) {
     line.add("--least-count", o.least_count, "how often a pair must occur to be merged");
     line.add("--special", o.special, "special tokens, which get the last ids");
     line.add("--out", o.out, "tokenizer.json to write");
+    std::string config;
+    line.add("--config", config, "TOML file with the same names; a flag wins");
     if (!line.parse(train::expand_config(argc, argv))) return 0;
     train_tokenizer(o);
     return 0;

@@ -3,6 +3,7 @@
 
 #include "weft/autograd/fp8.h"
 #include "weft/nn/kv_cache.h"
+#include "weft/nn/module.h"
 #include "weft/nn/token_context.h"
 
 namespace weft::nn {

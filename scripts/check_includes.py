@@ -5,7 +5,8 @@ core <- autograd <- nn <- {distributed, data} <- train <- examples;
 core <- {optim, io} <- distributed; io <- nn; io <- tokenizer <- data;
 cuda includes only core. tests and bench may include everything.
 
-Fails too on a constant that two headers define in one namespace. With other values they are one
+Fails too on a public header that does not include what defines the base class of one of its types: alone it does
+not compile. And on a constant that two headers define in one namespace. With other values they are one
 constant to the linker: where the compiler has not put the value into the code, as without
 optimization, both files use the same one.
 """
@@ -106,6 +107,32 @@ def repeated(root, files):
             for name, paths in sorted(places.items()) if len(paths) > 1]
 
 
+TYPE = re.compile(r"^(?:struct|class) (\w+)(?: final)?(?: : (?:public )?([\w:]+)[^;{]*)? {", re.M)
+
+
+def without_bases(root, files):
+    """What is wrong with headers that do not include, by way of others too, what defines a base class."""
+    texts = {str(path): (root / path).read_text() for path in files if is_public_header(path)}
+    included = {path: [name.removeprefix("weft/") for _, name in INCLUDE.findall(text)] for path, text in texts.items()}
+    places = {}
+    for path, text in texts.items():
+        for name, _ in TYPE.findall(text):
+            places.setdefault(name, set()).add(path)
+
+    def seen_from(path, seen):
+        for name in included.get(path, []):
+            if name not in seen:
+                seen.add(name)
+                seen_from(name, seen)
+        return seen
+
+    for path, text in texts.items():
+        for name, base in TYPE.findall(text):
+            where = places.get(base.rsplit("::", 1)[-1], {path})
+            if not where & seen_from(path, {path}):
+                yield f"{path}: {name} needs the definition of {base}: include weft/{min(where)}"
+
+
 def main():
     root = pathlib.Path(__file__).resolve().parent.parent
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=root, check=True,
@@ -113,7 +140,7 @@ def main():
     files = [pathlib.Path(name) for name in sorted(set(listed)) if pathlib.Path(name).suffix in SUFFIXES]
     files = [path for path in files if (root / path).exists()]
     found = [line for path in files for line in problems(root, path)]
-    found += repeated(root, files)
+    found += [*without_bases(root, files), *repeated(root, files)]
     print("\n".join(found + [f"includes: {len(files)} files, {len(found)} wrong"]))
     return 1 if found else 0
 

@@ -36,7 +36,7 @@ for program in "$work/moved"/bin/*; do
   done
 done
 
-# Every installed header compiles on its own; xtensor.h needs another package.
+# The installed headers compile with nothing but each other; xtensor.h needs another package.
 (cd "$work/moved/include" && find weft -name '*.h' ! -name xtensor.h | sort |
   sed 's/.*/#include "&"/') >"$work/all.cpp"
 "${CXX:-g++}" -std=c++20 -Wall -Wextra -fsyntax-only -I "$work/moved/include" "$work/all.cpp"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails when a page shows code that no test runs, when a relative link of a page leads nowhere, or
+"""Fails when a page shows code that no test runs, when a relative link of a page leads to no file or no heading, or
 when a table names a test case ("test_mtp: M1: roll_left; tests/cli/test_mtp.py: resumes") that is not
 there, when docs/glossary.md is out of order or names something that its file does not have, or when
 docs/README.md does not list a page.
@@ -95,6 +95,27 @@ def wrong_terms():
                 yield f"docs/glossary.md: {term}: {file.name} has no {name}"
 
 
+def anchors(page):
+    """What a link may name after #: the page's headings, as GitHub spells them."""
+    found = set()
+    for heading in re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M):
+        shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        found.add(re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-"))
+    return found
+
+
+def broken_links(page):
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", prose):
+        file = page.parent / target if target else page
+        if "://" in target:
+            continue
+        if not file.exists():
+            yield f"{page.name}: link to {target}, which is not there"
+        elif anchor and file.suffix == ".md" and anchor not in anchors(file):
+            yield f"{page.name}: link to #{anchor}, which {file.name} has not"
+
+
 def main():
     wrong = list(wrong_terms())
     block = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
@@ -105,10 +126,7 @@ def main():
               if f"]({page.name})" not in index and page.name != "README.md"]
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".ci/*.md")]
     for page in sorted(pages):
-        prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
-        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):
-            if "://" not in target and not (page.parent / target).exists():
-                wrong.append(f"{page.relative_to(ROOT)}: link to {target}, which is not there")
+        wrong += broken_links(page)
         wrong += missing_tests(page)
         wrong += untested_code(page)
     print("\n".join(wrong + [f"pages: {len(pages)}, {len(wrong)} problems"]))

@@ -55,10 +55,11 @@ def kind_of(instruction, operands):
         return "tensor"
     if name in ("LDL", "STL"):
         return "local"
-    if name not in ("LDG", "STG", "LDGSTS"):
+    # LD and ST: where the compiler has lost sight of the space, as behind pointers in memory. It is global.
+    if name not in ("LDG", "STG", "LDGSTS", "LD", "ST"):
         return None
     width = "wide" if "128" in parts else "narrow"
-    return f"{width} {'stores' if name == 'STG' else 'loads'}"
+    return f"{width} {'stores' if name.startswith('ST') else 'loads'}"
 
 
 def instances(path, architecture, env):

@@ -89,7 +89,8 @@ limited() {
     status=0
     wait -n -p ended "$child" "$tick" || status=$?
     # Not with TERM: until it runs sleep, the tick is a copy of this shell, with its traps.
-    if [ "$ended" = "$tick" ]; then pack; else kill -KILL "$tick" 2>/dev/null || true; fi
+    # Waited for, since else the shell reports that it was killed.
+    if [ "$ended" = "$tick" ]; then pack; else { kill -KILL "$tick" && wait "$tick"; } 2>/dev/null || true; fi
   done
   child=""
   if [ "$status" -eq 0 ] || [ $((SECONDS - start)) -lt "$given" ]; then return "$status"; fi

@@ -38,7 +38,7 @@ while [ $# -gt 0 ]; do
   if [ "$1" = --data ]; then data=$path; else out=$path; fi
   shift 2
 done
-[ -z "$data" ] || [ -r "$data" ] || die 2 "--data: cannot read $data"
+[ -z "$data" ] || [[ -f "$data" && -r "$data" ]] || die 2 "--data: must be a file that can be read, got $data"
 folders=("$out")
 if [ "$bpe" = yes ]; then folders+=("$out-bpe"); fi
 for folder in "${folders[@]}"; do

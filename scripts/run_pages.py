@@ -9,6 +9,7 @@ not counting headers, blank lines and lone closing braces. Matrix products round
 (docs/determinism.md), so a number with a decimal point may differ by two in its last digit. Without NumPy no
 Python runs: the files that it would write are in tests/fixtures/author."""
 import concurrent.futures
+import decimal
 import os
 import pathlib
 import re
@@ -54,9 +55,12 @@ def compile_program(code, path, prefix):
 def same(printed, shown):
     if NUMBER.sub("0.0", printed) != NUMBER.sub("0.0", shown):
         return False
-    digits = [(x.replace(".", ""), y.replace(".", "")) for x, y in
-              zip(NUMBER.findall(printed), NUMBER.findall(shown))]
-    return all(abs(int(x) - int(y)) <= 2 for x, y in digits)
+
+    def agree(x, y):
+        last = min(x.as_tuple().exponent, y.as_tuple().exponent)
+        return abs(x - y).scaleb(-last) <= 2
+    return all(agree(decimal.Decimal(x), decimal.Decimal(y)) for x, y in
+               zip(NUMBER.findall(printed), NUMBER.findall(shown)))
 
 
 def problems_of(page, prefix, write):

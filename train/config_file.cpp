@@ -108,7 +108,9 @@ std::string config_to_resume(const std::vector<std::string>& args, const ResumeF
     });
   };
   const std::string out = last_value(args, "--out", resume.out);
-  const bool resumes = std::find(args.begin(), args.end(), "--resume") != args.end();
+  const bool resumes = std::any_of(args.begin(), args.end(), [](const std::string& a) {
+    return a == "--resume" || a == "--resume=true";
+  });
   if (!resumes || out.empty() || (resume.whole && has(resume.whole))) return {};
   const std::string path = out + "/config.toml";
   return io::path_kind(path) == io::PathKind::file ? path : "";

@@ -61,15 +61,16 @@ Tensor spread_ids(std::int64_t n, std::int64_t below) {
   return ids;
 }
 
-Buffers::Buffers(const Shape& shape, DType dtype, int sets, Values values) {
-  for (int i = 0; i < sets; ++i) {
-    if (values == Values::uniform)
-      sets_.push_back(uniform(shape, dtype));
-    else
-      sets_.push_back(Tensor::full(
-          shape, values == Values::zeros ? 0 : std::numeric_limits<double>::quiet_NaN(), dtype,
-          kGpu));
-  }
+Buffers::Buffers(const Shape& shape, DType dtype, int sets, Values values) : values_(values) {
+  for (int i = 0; i < sets; ++i)
+    sets_.push_back(values == Values::uniform ? uniform(shape, dtype)
+                                              : Tensor::zeros(shape, dtype, kGpu));
+  poison();
+}
+
+void Buffers::poison() const {
+  if (values_ != Values::poison) return;
+  for (const Tensor& t : sets_) t.fill_(std::numeric_limits<double>::quiet_NaN());
 }
 
 double Buffers::bytes() const { return bytes_of(sets_[0].shape(), sets_[0].dtype()); }
@@ -106,6 +107,7 @@ Spread GpuBench::time(const std::function<void(int)>& launch) const {
 }
 
 Spread GpuBench::time(const Case& c) const {
+  for (const Buffers& out : c.outputs) out.poison();  // an earlier case may have written them
   const Spread t = time(c.launch);
   for (const Buffers& out : c.outputs)
     check(std::isfinite(sum(out[0]).item()), "{}: an output is not finite", c.name);

@@ -31,8 +31,11 @@ class Buffers {
   }
   int sets() const { return static_cast<int>(sets_.size()); }
   double bytes() const;  ///< of one set
+  /// Fills them with NaN again, if they were.
+  void poison() const;
 
  private:
+  Values values_;
   std::vector<Tensor> sets_;
 };
 
@@ -48,7 +51,7 @@ Tensor spread_ids(std::int64_t n, std::int64_t below);
 struct Case {
   std::string name;
   double work;                           ///< bytes or FLOPs per call
-  std::vector<Buffers> outputs;          ///< poisoned before; every value must be written
+  std::vector<Buffers> outputs;          ///< poisoned again before; every value must be written
   std::function<void(int call)> launch;  ///< submits the work to the GPU without waiting
 };
 

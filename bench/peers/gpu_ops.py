@@ -152,10 +152,14 @@ def main():
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
+    if options.resume and not options.json:
+        parser.error("--resume: needs --json")
     if options.device == "cuda" and not torch.cuda.is_available():
         print("gpu_ops.py: no GPU here", file=sys.stderr)
         sys.exit(77)
     names = [row["name"] for row in read_rows(options.names)]
+    if not names:
+        parser.error(f"--names: must be a file of bench_gpu with rows, got {options.names}")
     clock = Clock(options.device, options.quick)
     clock.warm_up(options.device)
     rows = Rows(names, clock, RowFile(options.json, options.resume), options)

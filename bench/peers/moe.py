@@ -74,10 +74,11 @@ def main():
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
+    chosen = {name: size for name, size in SIZES.items() if args.only in name}
+    if not chosen:
+        parser.error(f"--only: must be a part of one of {', '.join(SIZES)}, got '{args.only}'")
     file = RowFile(args.json)
-    for name, (dim, ffn, experts, topk, tokens) in SIZES.items():
-        if args.only not in name:
-            continue
+    for name, (dim, ffn, experts, topk, tokens) in chosen.items():
         rate = tokens / seconds(Moe(dim, ffn, experts, topk), tokens, dim, args.rounds)
         row = {"name": f"{name}, layer, experts", "value": rate, "unit": "tokens/s"}
         print(f"{row['name']:44} {rate:12.4g} tokens/s", flush=True)

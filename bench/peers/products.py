@@ -133,6 +133,8 @@ def main():
     parser.add_argument("--models", default="tiny,small,124m-b4-t256,124m-b1-t1024,124m-b4-t64")
     add_options(parser)
     options = parser.parse_args()
+    if unknown := [model for model in options.models.split(",") if model not in report.SPEED_GOALS]:
+        parser.error(f"--models: must be of {', '.join(report.SPEED_GOALS)}, got '{unknown[0]}'")
     choose_environment(options)
     import torch
     torch.set_num_threads(options.threads)

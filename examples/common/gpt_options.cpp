@@ -212,6 +212,7 @@ GptOptions moe_defaults() {
 
 bool parse(GptOptions& o, int argc, char** argv, const ProgramLine& program) {
   train::Arguments args = train::expand_config(argc, argv, {.out = o.out, .whole = "--data"});
+  if (program.adapt) program.adapt(o, args.words);
   if (const std::string init = early("--init", args.words); !init.empty()) {
     weft::check(!args.resumes,
                 "--init: a resumed run has its weights already, got '{}'; remove the flag", init);
@@ -227,7 +228,6 @@ bool parse(GptOptions& o, int argc, char** argv, const ProgramLine& program) {
   }
   // Older versions evaluated all held-out tokens.
   if (args.resumes && !args.lines.contains("--eval-tokens")) o.data.eval_tokens = 0;
-  if (program.adapt) program.adapt(args.words);
   train::CommandLine line(program.what, o.program);
   line.examples(
       !program.examples.empty()

@@ -24,7 +24,9 @@ struct DataOptions {
   template <class V>
   void fields(V& v) {
     v.group("Data");
-    v("data", files, "text files, or .bin files of uint16 tokens (shards), one after the other",
+    v("data", files,
+      "text files, or .bin or .idx files of tokens, one after the other or in shares "
+      "(web.idx:0.7,books.idx:0.3)",
       any().shown_first());
     v("val-data", val_files, "files of held-out data; without them: --val-fraction",
       any().shown_first());
@@ -123,8 +125,9 @@ struct ProgramLine {
   const char* what = "Trains a GPT on text. All times are seconds, all sizes bytes.";
   std::vector<std::string> examples = {};  ///< of its command line; empty: those of a trainer
   std::function<void(train::CommandLine&)> more_flags = {};
-  /// Changes the words of the command line, those of --config included, before they are read.
-  std::function<void(std::vector<std::string>&)> adapt = {};
+  /// Changes the defaults, and the words of the command line, those of --config included, before
+  /// they are read.
+  std::function<void(GptOptions&, std::vector<std::string>&)> adapt = {};
   /// It needs no weights: of a Hugging Face folder --init reads config.json only.
   bool plans = false;
 };

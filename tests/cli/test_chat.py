@@ -37,6 +37,7 @@ def several_prompts_and_stops(folder):
     empty = pathlib.Path(folder) / "empty.txt"
     empty.write_text("\n")
     refused(run("generate", *model, "--prompts", empty), 2, "--prompts")
+    refused(run("generate", *model, "--prompts", file, "--prompt", "the"), 2, "--prompts", "in place of --prompt")
 
 
 def an_end_token_ends(folder):
@@ -130,6 +131,8 @@ def evaluating(folder):
     refused(run("evaluate", *model, "--choices", questions), 2, "line 1")
     refused(run("evaluate", *model, "--data", other, "--stride", 40), 2, "--stride", "32")
     refused(run("evaluate", *model), 2, "--data")
+    refused(run("evaluate", *model, "--choices", questions, "--stride", 4), 2, "--stride: needs --data, got 4")
+    refused(run("evaluate", *model, "--data", other, "--limit", 4), 2, "--limit: needs --choices, got 4")
     # A token of the question that the model has not; --seq is the window of a model with MTP too.
     questions.write_text(json.dumps({**rows[0], "choices": ["a", "\u00e9"]}))
     refused(run("evaluate", "--model", FIXTURES / "hf/llama", "--choices", questions), 2, "line 1", "gives the token 195")

@@ -125,6 +125,7 @@ def interrupted_and_resumed(folder):
     assert check.lines(ours)[:len(kept)] == kept, "a row was measured again"
     assert check.packed("state") == check.lines("state")
     last = check.call()
+    assert "Killed" not in last, "the shell reports the timers of the archive"
     assert check.lines(theirs)[:len(killed)] == killed
     for path in (ours, theirs):
         assert len(set(names(check.lines(path)))) == len(check.lines(path)), f"{path} has a row twice"

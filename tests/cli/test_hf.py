@@ -90,6 +90,7 @@ def gguf_files(folder):
     assert "\u0120".encode() in pathlib.Path(f"{folder}/bytes.gguf").read_bytes()
     refused(run("convert", "--from", FIXTURES / "llama", "--to", path), 2, "--to", "exists")
     refused(run("convert", "--from", FIXTURES / "llama", "--to", f"{folder}/z", "--gguf-type", "f32"), 2, "--gguf-type")
+    refused(run("convert", "--from", FIXTURES / "llama", "--to", f"{folder}/z.gguf", "--file-mb", 3), 2, "--file-mb: needs")
     refused(run("convert", "--from", FIXTURES / "llama", "--to", f"{folder}/z.gguf", "--gguf-type", "q4"), 2,
             "--gguf-type", "f32, f16, bf16, q8_0")
     refused(run("convert", "--from", FIXTURES / "qwen3_next", "--to", f"{folder}/z.gguf"), 2, "qwen3_next", "qwen3_moe")

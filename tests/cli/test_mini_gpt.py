@@ -21,6 +21,7 @@ def wrong_uses(folder):
                        ([f"{folder}/none.txt"], "none.txt"),
                        ([short], "got 9"),
                        ([text(folder), "many"], "STEPS must be a number of at least 1, got 'many'"),
+                       ([text(folder), "12x"], "got '12x'"),
                        ([text(folder), "0"], "STEPS must be a number of at least 1, got '0'")):
         done = run("mini_gpt", *args)
         lines = done.stderr.strip().splitlines()

@@ -3,6 +3,7 @@ interrupted and resumed run has the same bytes; Ctrl-C saves. Needs only train_m
 an installation."""
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import time
@@ -40,8 +41,11 @@ def resumes(folder):
     more = ["--schedule", "constant", "--warmup", "0"]
     train("--out", f"{folder}/whole", "--steps", "40", *more, program="train_mlp")
     train("--out", f"{folder}/parts", "--steps", "25", *more, program="train_mlp")
+    shutil.copytree(f"{folder}/parts", f"{folder}/joined")
     train("--out", f"{folder}/parts", "--steps", "40", *more, "--resume", program="train_mlp")
     assert losses(f"{folder}/whole") == losses(f"{folder}/parts")
+    train("--out", f"{folder}/joined", "--steps", "40", "--resume=true", program="train_mlp")  # the rest by config.toml
+    assert losses(f"{folder}/whole") == losses(f"{folder}/joined")
     whole, parts = (checkpoint_bytes(f"{folder}/{out}", 40) for out in ("whole", "parts"))
     assert whole and whole == parts
     again = ["--config", f"{folder}/whole/config.toml", "--out", f"{folder}/again"]

@@ -32,6 +32,11 @@ def like_train_moe(folder):
     dry = train("--data", text(folder), "--dry-run", *flags, program="train_moe").stdout
     line = next(line for line in dry.splitlines() if line.startswith("peak memory"))
     assert line in plan("--moe", *flags), dry
+    file = pathlib.Path(folder) / "moe.toml"
+    file.write_text("moe = true\n")
+    assert line in plan("--moe=true", *flags) and line in plan("--config", file, *flags), dry
+    refused(run("plan", "--config", file, "--moe=false", *flags), 2, "--capacity: needs --experts")
+    refused(run("plan", "--moe=2", *flags), 2, "--moe: must be true or false, got '2'")
 
 
 def draws(folder):

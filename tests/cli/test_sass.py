@@ -70,6 +70,15 @@ def finds_planted_faults(folder):
             f"{where}: {column}: docs/sass.md says {row[column]}, got {got}"], column
 
 
+def counts_accesses_of_unknown_space(folder):
+    lines = ["\t\tFunction : attention_kernel"]
+    lines += [f"        /*0010*/                   {instruction} ;" for instruction in
+              ("LD.E.128 R4, [R2.64]", "LD.E R4, [R2.64]", "@P1 ST.E.U16 [R2.64], R4", "ST.E.128 [R2.64], R4", "LDS R1, [R2]",
+               "STS [R2], R1", "LDC R1, c[0x0][0x28]")]
+    counts = found(folder, lines)
+    assert counts == {"wide loads": 1, "narrow loads": 1, "wide stores": 1, "narrow stores": 1, "warps": 12}, counts
+
+
 def finds_fewer_warps(folder):
     key, row = kernel = next((key, row) for key, row in sorted(check_sass.stored().items()) if 8 < row["warps"] < 64)
     good, registers = code_of(row), registers_of(row)
@@ -110,5 +119,5 @@ def misses_a_kernel_that_is_gone(_):
         f"{key[0]}: {key[1]} on {key[2]}: docs/sass.md lists it, and it is gone; run scripts/check_sass.py BUILD"]
 
 
-main([reads_code, finds_planted_faults, finds_fewer_warps, finds_rounding_in_software,
+main([reads_code, finds_planted_faults, counts_accesses_of_unknown_space, finds_fewer_warps, finds_rounding_in_software,
       wants_every_instance_on_the_page, refuses_local_memory_that_the_page_allows, misses_a_kernel_that_is_gone])

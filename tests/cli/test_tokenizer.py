@@ -134,6 +134,7 @@ def hostile_files(folder):
     refuses("at most 67108864 bytes")
     refused(run("train_tokenizer", "--data", data, "--vocab", 10, "--out", f"{folder}/x.json"), 2, "vocab", "257", "10")
     refused(run("train_tokenizer", "--out", f"{folder}/x.json"), 2, "--data")
+    assert "--config" in run("train_tokenizer", "--help").stdout
 
 
 main([text_is_encoded, checkpoint_carries_it, resume_needs_the_same, token_files, special_tokens_have_no_bytes,
