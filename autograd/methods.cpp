@@ -11,6 +11,7 @@
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
+#include "weft/core/in_place.h"
 #include "weft/core/kernels/copy.h"
 #include "weft/core/kernels/elementwise.h"
 #include "weft/core/numbers.h"
@@ -76,15 +77,17 @@ Tensor Tensor::argmax(int dim, bool keepdim) const { return weft::argmax(*this, 
 Tensor Tensor::softmax(int dim) const { return weft::softmax(*this, dim); }
 Tensor Tensor::matmul(const Tensor& other) const { return weft::matmul(*this, other); }
 
-namespace {
-
-// A write in place would invalidate what a tape has recorded about this tensor.
-void check_target(const char* op, const Tensor& t) {
+void detail::check_target(const char* op, const Tensor& t) {
+  check_tensor(op, "the tensor", t);
   check(!(Tape::current() && Tape::follows(t)),
         "{}: cannot change a tensor that is part of a recording; use the out-of-place op, or a "
         "NoGradGuard, got shape {}",
         op, t.shape());
 }
+
+namespace {
+
+using detail::check_target;
 
 // An element that appears several times would be updated several times, by several threads.
 void check_separate(const char* op, const Tensor& t) {
@@ -223,7 +226,6 @@ namespace {
 template <class Other>
 const Tensor& assign(const char* name, const Tensor& x, const Other& other,
                      Tensor (*op)(const Tensor&, Other)) {
-  detail::check_tensor(name, "the tensor", x);
   check_target(name, x);
   if constexpr (std::is_same_v<Other, const Tensor&>) {
     detail::check_tensor(name, "y", other);

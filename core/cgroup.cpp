@@ -18,6 +18,14 @@ std::vector<std::string> split(const std::string& line, char separator) {
   return parts;
 }
 
+/// Number, controllers and name of a group; the name may contain colons.
+std::vector<std::string> group_of(const std::string& line) {
+  const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+  if (first == line.npos || second == line.npos) return {};
+  return {line.substr(0, first), line.substr(first + 1, second - first - 1),
+          line.substr(second + 1)};
+}
+
 bool contains(const std::vector<std::string>& list, const std::string& word) {
   return std::find(list.begin(), list.end(), word) != list.end();
 }
@@ -75,7 +83,7 @@ CgroupLimits cgroup_limits(const std::string& root) {
   std::vector<std::vector<std::string>> groups;
   std::ifstream own(root + "/proc/self/cgroup");
   for (std::string line; std::getline(own, line);)
-    if (auto parts = split(line, ':'); parts.size() >= 3) groups.push_back(std::move(parts));
+    if (auto parts = group_of(line); !parts.empty()) groups.push_back(std::move(parts));
   // "36 25 0:31 /mounted /where options - cgroup source memory"
   std::ifstream mounts(root + "/proc/self/mountinfo");
   for (std::string line; std::getline(mounts, line);) {

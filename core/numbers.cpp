@@ -60,4 +60,25 @@ void check_bounds(const char* op, DType dtype, double low, double high) {
         low, high, r.low, r.high);
 }
 
+double largest_below(DType dtype, double bound) {
+  return dispatch_all(dtype, [&]<class T>() -> double {
+    if constexpr (std::is_integral_v<T>) {
+      return bound;
+    } else if constexpr (std::is_arithmetic_v<T>) {
+      const T v = static_cast<T>(bound);
+      const double value = static_cast<double>(v);
+      return value < bound ? value : std::nextafter(v, -std::numeric_limits<T>::infinity());
+    } else {
+      T v(static_cast<float>(bound));
+      const auto value = static_cast<double>(static_cast<float>(v));
+      if (value < bound) return value;
+      // The bits of positive numbers count up, those of negative ones down, from -0 on.
+      const int minus_zero = 1 << (8 * sizeof(T) - 1);
+      const int bits = value > 0 ? v.bits - 1 : (value < 0 ? v.bits : minus_zero) + 1;
+      v.bits = static_cast<decltype(v.bits)>(bits);
+      return static_cast<double>(static_cast<float>(v));
+    }
+  });
+}
+
 }  // namespace weft

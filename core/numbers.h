@@ -22,4 +22,7 @@ void check_operand(const char* op, DType dtype, double value);
 /// Throws Error like check_element().
 void check_bounds(const char* op, DType dtype, double low, double high);
 
+/// The largest number of a floating-point dtype below the bound.
+double largest_below(DType dtype, double bound);
+
 }  // namespace weft

@@ -20,10 +20,18 @@ std::atomic<bool> deterministic_mode{false};
 thread_local bool inside = false;
 constinit thread_local int thread_limit = 0;  // 0: no limit
 
+constexpr int kMostThreads = kMaxProcessors;
+
+void check_threads(const char* op, int n) {
+  check(n >= 1, "{}: must be at least 1, got {}", op, n);
+  check(n <= kMostThreads, "{}: must be at most {}, got {}", op, kMostThreads, n);
+}
+
 // OMP_NUM_THREADS, as other numeric programs read it; a list is for nested loops.
 int environment_threads() {
   const char* const wanted = std::getenv("OMP_NUM_THREADS");
-  return wanted ? std::max(0, std::atoi(wanted)) : 0;
+  const long n = wanted ? std::strtol(wanted, nullptr, 10) : 0;
+  return static_cast<int>(std::clamp<long>(n, 0, kMostThreads));
 }
 
 }  // namespace
@@ -41,12 +49,12 @@ int allowed_processors(const std::string& root) {
 }
 
 void set_num_threads(int n) {
-  check(n >= 1, "set_num_threads: must be at least 1, got {}", n);
+  check_threads("set_num_threads", n);
   requested_threads = n;
 }
 
 void set_default_threads(int n) {
-  check(n >= 1, "set_default_threads: must be at least 1, got {}", n);
+  check_threads("set_default_threads", n);
   if (environment_threads() == 0) standard_threads = n;
 }
 

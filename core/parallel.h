@@ -10,6 +10,7 @@ class ThreadPool;
 
 /// Number of threads that kernels may use, at least 1. Default: OMP_NUM_THREADS if set, else the
 /// number of processors that this process may use or its cgroup quota, rounded up.
+/// set_num_threads() throws Error unless n is in [1, 8192].
 void set_num_threads(int n);
 int num_threads();
 

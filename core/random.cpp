@@ -15,7 +15,10 @@
 #include "weft/core/cuda_graph.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
+#include "weft/core/in_place.h"
+#include "weft/core/kernels/convert.h"
 #include "weft/core/kernels/random.h"
+#include "weft/core/numbers.h"
 #include "weft/core/parallel.h"
 
 namespace weft {
@@ -160,6 +163,7 @@ void draw_on_host(const Tensor& t, const RandomKey& key, double mean, double std
 // keep state between elements. On a GPU, Cuda(t, args...) does the work.
 template <auto Cuda, class Draw, class... Args>
 const Tensor& draw_into(const char* op, const Tensor& t, const Draw& draw, const Args&... args) {
+  detail::check_target(op, t);
   check(t.is_contiguous(), "{}: the tensor must be contiguous, got strides {}", op, t.strides());
   t.bump_version();
   if (t.is_meta()) {
@@ -180,7 +184,7 @@ const Tensor& draw_into(const char* op, const Tensor& t, const Draw& draw, const
       for (std::int64_t i = begin; i < end; ++i) {
         const double v = mine(static_cast<std::uint64_t>(i));
         if constexpr (std::is_arithmetic_v<T>)
-          p[i] = static_cast<T>(v);
+          p[i] = convert<T>(v);
         else
           p[i] = T(static_cast<float>(v));
       }
@@ -256,10 +260,17 @@ std::uint64_t RandomScope::stream_for(std::uint64_t layer_stream, std::uint64_t 
   return combine(combine(layer_stream, step), micro_batch);
 }
 
+double uniform_limit(DType dtype, double low, double high) {
+  const double limit = is_floating(dtype) ? largest_below(dtype, high) : high;
+  return limit >= low ? limit : high;
+}
+
 const Tensor& uniform_(const Tensor& t, const RandomKey& key, double low, double high) {
+  detail::check_target("uniform_", t);
   check(low <= high, "uniform_: low must be at most high {}, got {}", high, low);
-  const auto one = [=, bits = Bits(key)](std::uint64_t i) mutable {
-    return low + (high - low) * bits.uniform(i);
+  const auto one = [=, bits = Bits(key),
+                    limit = uniform_limit(t.dtype(), low, high)](std::uint64_t i) mutable {
+    return std::min(low + (high - low) * bits.uniform(i), limit);
   };
   return draw_into<cuda::draw>("uniform_", t, one, key, Distribution::uniform, low, high);
 }

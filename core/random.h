@@ -78,11 +78,13 @@ class RandomReplay {
 };
 
 // In-place draws into a contiguous tensor. Element i depends on (seed, stream, first + i) only.
-// Numbers are computed in double and rounded to the tensor's dtype; in a narrow dtype, rounding may
-// move one onto or just over a bound that the dtype cannot represent. A GPU draws the same numbers,
-// except for the last digits of normal_().
+// Numbers are computed in double and rounded to the tensor's dtype, to an integer toward 0;
+// rounding may move one just over a bound that the dtype cannot represent. A GPU draws the same
+// numbers, except for the last digits of normal_(). All throw Error on a tensor that is part of a
+// recording.
 
-/// Uniform in [low, high), with 24 random bits each.
+/// Uniform in [low, high), with 24 random bits each. In a floating-point dtype that has a number in
+/// [low, high) none is rounded to high.
 const Tensor& uniform_(const Tensor& t, const RandomKey& key, double low = 0, double high = 1);
 /// Normal by Box-Muller: two neighbouring elements share two uniform numbers.
 const Tensor& normal_(const Tensor& t, const RandomKey& key, double mean = 0, double std = 1);

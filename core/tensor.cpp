@@ -1,10 +1,12 @@
 #include "weft/core/tensor.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "weft/core/cuda_graph.h"
 #include "weft/core/error.h"
+#include "weft/core/kernels/convert.h"
 #include "weft/core/kernels/copy.h"
 #include "weft/core/numbers.h"
 
@@ -103,12 +105,11 @@ Tensor Tensor::arange(double start, double end, double step, DType dtype, Device
   Tensor out = empty({n}, dtype);
   dispatch_all(dtype, [&]<class T>() {
     T* p = out.data<T>();
-    for (std::int64_t i = 0; i < n; ++i) {
-      const double v = start + static_cast<double>(i) * step;
-      if constexpr (std::is_floating_point_v<T> || std::is_integral_v<T>)
-        p[i] = static_cast<T>(v);
-      else
-        p[i] = T(static_cast<float>(v));
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {  // an i64 may be no double
+      const auto first = static_cast<std::int64_t>(start), by = static_cast<std::int64_t>(step);
+      for (std::int64_t i = 0; i < n; ++i) p[i] = static_cast<T>(first + i * by);
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) p[i] = convert<T>(start + static_cast<double>(i) * step);
     }
   });
   return out.to(device);
@@ -281,6 +282,13 @@ std::int64_t Tensor::item_int() const {
   const double v = item_double();
   check(v >= -0x1p63 && v < 0x1p63, "item: the value must fit an integer, got {}", v);
   return static_cast<std::int64_t>(v);
+}
+
+std::int64_t Tensor::item_int(int bits, bool is_signed) const {
+  const std::int64_t v = item_int(), rest = v >> std::min(is_signed ? bits - 1 : bits, 63);
+  check(rest == 0 || (is_signed && rest == -1), "item: the value must fit {} of {} bits, got {}",
+        is_signed ? "an integer" : "an unsigned integer", bits, v);
+  return v;
 }
 
 void Tensor::copy_to(std::span<double> out) const {

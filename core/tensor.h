@@ -121,8 +121,7 @@ class Tensor {
   static Tensor from(const Values& values) {
     return from(std::span<const T>(values), {static_cast<std::int64_t>(values.size())});
   }
-  /// A tensor over memory owned by the caller; `deleter(context)` runs when the last handle is
-  /// dropped.
+  /// A tensor over memory owned by the caller; `deleter(context)` runs with the last handle's end.
   /// Throws Error on a negative axis, and on null data for a tensor that has elements.
   static Tensor wrap(void* data, const Shape& shape, DType dtype, void (*deleter)(void*) = nullptr,
                      void* context = nullptr);
@@ -174,11 +173,11 @@ class Tensor {
            t.offset * static_cast<std::int64_t>(size_of(t.dtype));
   }
   /// The value of a one-element tensor of any dtype, converted.
-  /// Throws Error when it has not exactly one element, and on the meta device.
+  /// Throws Error when it has not exactly one element or an integer T cannot hold it, and on meta.
   template <class T = double>
   T item() const {
     if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>)
-      return static_cast<T>(item_int());
+      return static_cast<T>(item_int(8 * sizeof(T), std::is_signed_v<T>));
     else
       return static_cast<T>(item_double());
   }
@@ -329,6 +328,7 @@ class Tensor {
   static Tensor from_bytes(const void* data, std::int64_t count, const Shape& shape, DType dtype);
   static void replace(TensorImpl*& slot, const Tensor& value);
   double item_double() const;
+  std::int64_t item_int(int bits, bool is_signed) const;
   [[noreturn]] void throw_wrong_type(DType asked) const;
   [[noreturn]] void throw_no_data() const;
 

@@ -1,5 +1,6 @@
 // Random numbers, computed in double and then rounded, as on the CPU. This file is compiled with
 // -fmad=false, so that products and sums are rounded separately.
+#include "weft/core/kernels/convert.h"
 #include "weft/core/kernels/random.h"
 #include "weft/cuda/math.h"
 
@@ -11,7 +12,7 @@ constexpr int kThreads = 256;
 template <class T>
 __device__ inline T rounded(double v) {
   if constexpr (std::is_arithmetic_v<T>)
-    return static_cast<T>(v);
+    return convert<T>(v);
   else
     return narrow<T>(static_cast<float>(v));
 }
@@ -21,7 +22,7 @@ __device__ inline T rounded(double v) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     random_draw_kernel(std::int64_t n, RandomKey given, Distribution distribution, double a,
-                       double b, T* t) {
+                       double b, double limit, T* t) {
   const RandomKey key = with_device_stream(given);
   const std::int64_t block = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const std::int64_t begin = 4 * block - static_cast<std::int64_t>(key.first & 3);
@@ -39,7 +40,11 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const auto u = static_cast<double>(uniform_from_bits(bits[j]));
-      value[j] = distribution == Distribution::uniform ? a + (b - a) * u : u < a ? 1.0 : 0.0;
+      const double in_range = a + (b - a) * u;
+      if (distribution == Distribution::uniform)
+        value[j] = limit < in_range ? limit : in_range;
+      else
+        value[j] = u < a ? 1.0 : 0.0;
     }
   }
 #pragma unroll
@@ -53,9 +58,10 @@ void draw(const Tensor& t, const RandomKey& key, Distribution distribution, doub
   const std::int64_t n = t.numel();
   if (n == 0) return;
   const auto lead = static_cast<std::int64_t>(key.first & 3);
+  const double limit = distribution == Distribution::uniform ? uniform_limit(t.dtype(), a, b) : 0;
   dispatch_all(t.dtype(), [&]<class T>() {
     launch(random_draw_kernel<T>, grid_of(blocks_for(lead + n, 4 * kThreads)), kThreads, 0, n, key,
-           distribution, a, b, t.data<T>());
+           distribution, a, b, limit, t.data<T>());
   });
 }
 

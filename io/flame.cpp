@@ -44,6 +44,13 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
+// The first `bytes` bytes of the name, or a few less: no letter of UTF-8 is cut.
+std::string beginning(const std::string& name, std::size_t bytes) {
+  if (bytes >= name.size()) return name;
+  while (bytes > 0 && (static_cast<unsigned char>(name[bytes]) & 0xc0) == 0x80) --bytes;
+  return name.substr(0, bytes);
+}
+
 // The same name has the same colour everywhere.
 std::string colour(const std::string& name) {
   std::uint32_t hash = 2166136261;  // FNV-1a
@@ -100,9 +107,9 @@ class FlamePicture {
                   100 * frame.work.seconds / all_.work.seconds);
     text_ += "<title>" + escaped(name) + out;
     if (width > 4 * kLetterWidth) {
-      const auto letters = static_cast<std::size_t>((width - 6) / kLetterWidth);
+      const auto room = static_cast<std::size_t>((width - 6) / kLetterWidth);
       std::snprintf(out, sizeof out, R"(<text x="%.1f" y="%.1f">)", x + 3, y + 14);
-      text_ += out + escaped(name.substr(0, letters)) + "</text>";
+      text_ += out + escaped(beginning(name, room)) + "</text>";
     }
     text_ += "</g>\n";
   }

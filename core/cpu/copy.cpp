@@ -60,6 +60,8 @@ template <class T>
 float widened(T x) {
   if constexpr (std::is_same_v<T, float> || kNarrow<T>)
     return static_cast<float>(x);
+  else if constexpr (std::is_same_v<T, std::int64_t>)
+    return round_to_odd(x);
   else
     return round_to_odd(static_cast<double>(x));
 }

@@ -19,6 +19,14 @@ constexpr float round_to_odd(double v) {
   return std::bit_cast<float>((too_large ? bits - 1 : bits) | 1u);
 }
 
+/// The same for an i64, of which a double may lose digits: above 2^53 the last eleven bits become a
+/// single one, far below the bits that count.
+constexpr float round_to_odd(std::int64_t v) {
+  constexpr std::int64_t kExact = std::int64_t{1} << 53, kRest = 0x7ff;
+  const bool exact = (v >= -kExact && v <= kExact) || (v & kRest) == 0;
+  return round_to_odd(static_cast<double>(exact ? v : (v & ~kRest) | (kRest + 1)));
+}
+
 /// The integer next to v toward 0; if To has none, its nearest integer, and 0 for NaN. C++ leaves
 /// these undefined, and processors differ in them.
 template <class To, class Float>
@@ -44,8 +52,9 @@ constexpr To convert(From v) {
     return truncated<To>(static_cast<float>(v));
   else if constexpr (std::is_arithmetic_v<To>)
     return static_cast<To>(v);
-  else if constexpr (std::is_same_v<From, double> || std::is_same_v<From, std::int32_t> ||
-                     std::is_same_v<From, std::int64_t>)
+  else if constexpr (std::is_same_v<From, std::int64_t>)
+    return To(round_to_odd(v));
+  else if constexpr (std::is_same_v<From, double> || std::is_same_v<From, std::int32_t>)
     return To(round_to_odd(static_cast<double>(v)));
   else
     return To(static_cast<float>(v));

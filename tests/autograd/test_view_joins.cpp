@@ -88,6 +88,12 @@ TEST_CASE("view: contiguous and cast return x itself if nothing changes") {
   // Only one rounding is right: this value lies just above a bf16 midpoint and rounds to it in f32.
   const double above = 1 + 0x1p-8 + 0x1p-40;
   CHECK(cast(Tensor::full({1}, above, DType::f64), DType::bf16).item() == 1 + 0x1p-7);
+  // So do these, which round to a midpoint in f64.
+  const std::int64_t middle = (std::int64_t{1} << 62) + (std::int64_t{1} << 54);
+  const std::int64_t near[] = {middle + 1, middle, middle - 1, -middle - 1, -middle + 1};
+  CHECK(different_bits(cast(Tensor::from<std::int64_t>(near, {5}), DType::bf16).to(DType::f64),
+                       Tensor::of({0x1p62 + 0x1p55, 0x1p62, 0x1p62, -0x1p62 - 0x1p55, -0x1p62}, {5},
+                                  DType::f64)) == "");
 }
 
 TEST_CASE("view: errors of joins and moves name the rule") {

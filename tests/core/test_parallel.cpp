@@ -181,6 +181,8 @@ TEST_CASE("parallel: num_threads, set_num_threads and set_default_threads") {
   CHECK(test::error_of([] { set_num_threads(0); }) == "set_num_threads: must be at least 1, got 0");
   CHECK(test::error_of([] { set_num_threads(-3); }) ==
         "set_num_threads: must be at least 1, got -3");
+  CHECK(test::error_of([] { set_num_threads(8193); }) ==
+        "set_num_threads: must be at most 8192, got 8193");
   CHECK(test::error_of([] { set_default_threads(0); }) ==
         "set_default_threads: must be at least 1, got 0");
 }
@@ -342,6 +344,9 @@ TEST_CASE("parallel: cgroup v2 applies the tightest limit up from the process's 
   CHECK(allowed_processors(m.folder.path()) == std::min(2, allowed_processors("/nowhere")));
   m.write("sys/fs/cgroup/jobs/cpu.max", "20000 100000\n");
   CHECK(allowed_processors(m.folder.path()) == 1);
+  m.write("proc/self/cgroup", "0::/pods.slice:cri:abc\n");  // a name may contain colons
+  m.write("sys/fs/cgroup/pods.slice:cri:abc/cpu.max", "300000 100000\n");
+  CHECK(detail::cgroup_limits(m.folder.path()).processors == 3);
 }
 
 TEST_CASE("parallel: cgroup v1, also in a container that sees only its own group") {

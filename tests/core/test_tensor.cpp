@@ -51,6 +51,12 @@ TEST_CASE("tensor: arange stops before its end") {
   CHECK(values(Tensor::arange(1, 2, 0.25, DType::f64)) == std::vector<double>{1, 1.25, 1.5, 1.75});
   CHECK(values(Tensor::arange(5, 0, -2, DType::i32)) == std::vector<double>{5, 3, 1});
   CHECK(Tensor::arange(3, 3).numel() == 0);
+  const Tensor large = Tensor::arange(0x1p53, 0x1p53 + 4, 1, DType::i64);  // not all are doubles
+  for (const std::int64_t i : {0, 1, 2, 3})
+    CHECK(large[i].item_int() == (std::int64_t{1} << 53) + i);
+  // Rounded once, as by full(): just above the middle of two bf16.
+  const double above = 1 + 0x1p-8 + 0x1p-40;
+  CHECK(Tensor::arange(above, 2, 1, DType::bf16).item() == 1 + 0x1p-7);
 }
 
 TEST_CASE("tensor: from copies, wrap does not") {
@@ -70,6 +76,9 @@ TEST_CASE("tensor: item converts every dtype, item_int keeps all 64 bits") {
   CHECK(Tensor::from<std::int64_t>(std::array{large}, {1}).item<std::int64_t>() == large);
   CHECK(Tensor::full({}, 0.5).item<bool>());
   CHECK(Tensor::full({}, -7.9).item_int() == -7);
+  CHECK(Tensor::full({}, -0x1p31, DType::i64).item<int>() == INT32_MIN);
+  CHECK(Tensor::full({}, 255).item<std::uint8_t>() == 255);
+  CHECK(Tensor::full({}, 0x1p62).item<std::uint64_t>() == std::uint64_t{1} << 62);
 }
 
 TEST_CASE("tensor: copy_to follows strides") {

@@ -178,6 +178,12 @@ TEST_CASE("tensor: errors name the rule") {
         "set_main_grad: the gradient must be [2, 3] on cpu like its tensor, got [3, 2] on cpu");
   CHECK(error_of([] { Tensor::full({1}, HUGE_VAL).item<int>(); }) ==
         "item: the value must fit an integer, got inf");
+  CHECK(error_of([] { Tensor::full({}, 0x1p32 + 5, DType::i64).item<int>(); }) ==
+        "item: the value must fit an integer of 32 bits, got 4294967301");
+  CHECK(error_of([] { Tensor::full({}, 256).item<std::uint8_t>(); }) ==
+        "item: the value must fit an unsigned integer of 8 bits, got 256");
+  CHECK(error_of([] { Tensor::full({}, -1).item<std::size_t>(); }) ==
+        "item: the value must fit an unsigned integer of 64 bits, got -1");
   CHECK(error_of([] { Tensor::arange(0, 1, 0); }) ==
         "arange: step must lead from start 0 to end 1, got 0");
   CHECK(error_of([] { Tensor::arange(0, 1, -1); }) ==

@@ -35,6 +35,11 @@ TEST_CASE("random: uniform, Bernoulli and truncated normal numbers have the CPU'
         CHECK(
             disagreement_of([](const Tensor& x, const RandomKey& k) { uniform_(x, k, 0.1, 77.7); },
                             t, key, 0) == "");
+        CHECK(disagreement_of([](const Tensor& x, const RandomKey& k) { uniform_(x, k); }, t, key,
+                              0) == "");
+        CHECK(disagreement_of(
+                  [](const Tensor& x, const RandomKey& k) { uniform_(x, k, -1e12, 1e12); }, t, key,
+                  0) == "");
         CHECK(disagreement_of([](const Tensor& x, const RandomKey& k) { bernoulli_(x, k, 0.3); }, t,
                               key, 0) == "");
       });

@@ -40,6 +40,19 @@ TEST_CASE("flame: a box for each place, as wide as its share") {
   CHECK(count(svg, "<g>") == count(svg, "</g>"));
 }
 
+TEST_CASE("flame: a name that does not fit is cut between letters") {
+  const test::TempFolder folder;
+  const std::string path = folder.path() + "/profile.svg";
+  // Of 30 letters of three bytes, a box of a tenth of the width has room for 14 bytes.
+  std::string name;
+  for (int i = 0; i < 30; ++i) name += "\u5c42";
+  io::write_flame_svg({entry("p", {}, "", name.c_str(), 0.1), entry("p", {}, "", "rest", 0.9)},
+                      path, "names");
+  std::string beginning;
+  for (int i = 0; i < 4; ++i) beginning += "\u5c42";
+  CHECK(count(io::read_file(path), ">" + beginning + "</text>") == 1);
+}
+
 TEST_CASE("flame: an empty profile, and a folder that is missing") {
   const test::TempFolder folder;
   io::write_flame_svg({}, folder.path() + "/empty.svg", "empty");
