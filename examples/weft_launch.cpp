@@ -39,12 +39,15 @@ std::size_t program_in(const std::vector<std::string>& words) {
   return std::min(i, words.size());
 }
 
+bool is_port(const std::string& text) {
+  return !text.empty() && text.size() <= 5 &&
+         text.find_first_not_of("0123456789") == std::string::npos;
+}
+
 distributed::Endpoint endpoint_of(const std::string& text) {
   const std::size_t colon = text.rfind(':');
   const std::string port = colon == std::string::npos ? "" : text.substr(colon + 1);
-  const bool well = colon > 0 && !port.empty() && port.size() <= 5 &&
-                    port.find_first_not_of("0123456789") == std::string::npos;
-  check(well, "--master: must be HOST:PORT, got '{}'", text);
+  check(colon > 0 && is_port(port), "--master: must be HOST:PORT, got '{}'", text);
   std::string host = text.substr(0, colon);
   if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   return {host, std::atoi(port.c_str())};
@@ -55,7 +58,10 @@ distributed::Endpoint master_of(const LaunchOptions& o) {
   if (!o.master.empty()) return endpoint_of(o.master);
   distributed::Endpoint master{"127.0.0.1", 0};
   if (const char* host = std::getenv("MASTER_ADDR")) master.host = host;
-  if (const char* port = std::getenv("MASTER_PORT")) master.port = std::atoi(port);
+  if (const char* port = std::getenv("MASTER_PORT")) {
+    check(is_port(port), "MASTER_PORT: must be a port, got '{}'", port);
+    master.port = std::atoi(port);
+  }
   return master;
 }
 

@@ -93,6 +93,8 @@ def main():
             sys.exit("draw_architecture: docs/architecture.svg is not fresh; run scripts/draw_architecture.py")
         print("architecture: the picture is fresh")
         return
+    if sys.argv[1:]:
+        sys.exit("usage: draw_architecture.py [--check]")
     PICTURE.write_text(fresh)
 
 
