@@ -131,6 +131,7 @@ void product_in_halves(const Product<float>& p, const Tensor& second, const Tens
   const std::int64_t half = (p.k + 1) / 2;
   const auto at = [&](std::int64_t i) {
     Product<float> part = p;
+    part.read_soon = true;
     part.k = i == 0 ? half : p.k - half;
     if (i == 0) return part;
     part.a += half * p.lda;
@@ -182,7 +183,8 @@ void widened_product(const Product<T, Out>& p, float* scratch) {
                       ldb, wide_b, ldb);
         const Product<float> block{wide_a, wide_b,    wide_c,    m,
                                    n,      k,         lda,       ldb,
-                                   n,      p.trans_a, p.trans_b, p.accumulate || l > 0};
+                                   n,      p.trans_a, p.trans_b, p.accumulate || l > 0,
+                                   true};
         run<float>(1, [&](std::int64_t) { return block; });
       }
       convert_block(wide_c, n, m, n, out, p.ldc);

@@ -40,8 +40,9 @@ std::int64_t l1_ways();
 template <class T>
 bool goes_past_caches(const Product<T>& p, const PackedBlocks& block) {
   constexpr std::int64_t kLine = 64, kOwnCache = std::int64_t{1} << 20, kSize = sizeof(T);
-  return p.trans_a && !p.accumulate && p.k <= block.inner && p.m * p.n * kSize >= kOwnCache &&
-         p.ldc * kSize % kLine == 0 && reinterpret_cast<std::uintptr_t>(p.c) % kLine == 0;
+  return p.trans_a && !p.accumulate && !p.read_soon && p.k <= block.inner &&
+         p.m * p.n * kSize >= kOwnCache && p.ldc * kSize % kLine == 0 &&
+         reinterpret_cast<std::uintptr_t>(p.c) % kLine == 0;
 }
 
 /// packed_product() in the given blocks. `buffer`: packed_bytes() bytes at a multiple of 64.

@@ -36,6 +36,7 @@ struct Product {
   Out* c;
   std::int64_t m, n, k, lda, ldb, ldc;
   bool trans_a, trans_b, accumulate;
+  bool read_soon = false;  ///< c is scratch, which is read as soon as the product is complete
 
   /// In the units of parallel_for.
   std::int64_t work() const { return m * n * k / 8 + 1; }

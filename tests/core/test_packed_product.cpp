@@ -278,10 +278,13 @@ TEST_CASE_TEMPLATE("packed product: what goes past the caches has the same bits"
     AlignedBytes memory((before.size() + 1) * sizeof(T));
     T* const c = static_cast<T*>(memory.data()) + shift;
     std::copy(before.begin(), before.end(), c);
-    const Product<T> p{a.data(), b.data(), c, m, n, k, m, n, ldc, true, false, accumulate};
+    Product<T> p{a.data(), b.data(), c, m, n, k, m, n, ldc, true, false, accumulate};
     const PanelKernels<T>& kernels = simd().panels<T>();
     const cpu::PackedBlocks block{3 * kernels.rows, 2 * kernels.columns, inner, true};
     CHECK(cpu::goes_past_caches(p, block) == past);
+    p.read_soon = true;
+    CHECK(!cpu::goes_past_caches(p, block));
+    p.read_soon = false;
     AlignedBytes buffer(cpu::packed_bytes<T>(block));
     cpu::packed_in_blocks<T>(
         p, nullptr, [](auto...) {}, block, buffer.data());
