@@ -20,11 +20,11 @@ struct Settings {
   std::string cluster = "h100-8", json;
   std::int64_t devices = 8;
   double base_us = 6.6, hop_us = 0.6, hop_across_us = 2.7;
-  double inside = 450, across = 50;  // 1e9 bytes/s
+  double inside = 0, across = 0;  // 1e9 bytes/s
   std::int64_t lanes = distributed::kLanes;
   bool trees = false, start_up = false, layouts = false;
   ConnectCost connect;
-  double tflops = 989, utilisation = 0.4;
+  double tflops = 0, utilisation = 0.4;
 };
 
 // Rates by the vendors' data, and latencies of the cost model of PyTorch's DTensor: assumptions.
@@ -38,6 +38,7 @@ void apply_cluster(const std::string& name, Settings& s) {
 
 // Returns false when --help was printed.
 bool parse(std::vector<std::string> args, Settings& s) {
+  apply_cluster(s.cluster, s);
   constexpr std::string_view kJoined = "--cluster=";
   for (std::size_t i = 0; i < args.size(); ++i) {
     if (args[i].starts_with(kJoined)) apply_cluster(args[i].substr(kJoined.size()), s);

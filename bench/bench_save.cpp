@@ -111,7 +111,8 @@ int main(int argc, char** argv) try {
   using namespace weft::bench;
   std::string folder = "out/bench_save";
   Report report(argc, argv, {{"--out", &folder, "DIR"}});
-  check(!std::filesystem::exists(folder), "--out: must be a new folder, got '{}'", folder);
+  check(!std::filesystem::exists(folder),
+        "--out: must be a new folder, got '{}'; remove it, or name another", folder);
   const double bytes = 3.0 * sizeof(float) * (kWidth + 1) * (kWidth + kClasses);
   report.row("a checkpoint", 1e-6 * bytes, "MB");
   for (const std::int64_t batch : kBatches) {

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <string>
 #include <string_view>
@@ -37,13 +38,14 @@ inline int failed(std::string_view program, const Error& e) {
   return static_cast<int>(e.fault());
 }
 
-/// The value of a flag. Throws Error unless it is a whole number of at least `least`, below 2^31.
+/// The value of a flag. Throws Error unless it is a whole number in [least, 2^31).
 inline int whole_number(const char* flag, const std::string& text, int least) {
   int value = 0;
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
   check(error == std::errc() && stop == end && value >= least,
-        "{}: must be a whole number of at least {}, got '{}'", flag, least, text);
+        "{}: must be a whole number in [{}, {}], got '{}'", flag, least,
+        std::numeric_limits<int>::max(), text);
   return value;
 }
 

@@ -183,14 +183,15 @@ endif()
 # Its ranks are up to eight threads that wait for each other: next to another test they take ten
 # times as long.
 if(TARGET tests_examples)
-  set_tests_properties(session_layouts PROPERTIES RUN_SERIAL ON)
+  set_tests_properties(session_fsdp session_layouts PROPERTIES RUN_SERIAL ON)
 endif()
 
 # Whole models, repeatedly, and every float: without sanitizers only.
 if(NOT WEFT_SANITIZE STREQUAL "thread")
   set_tests_properties(fp8_training gpt_memory layouts remainder speculative PROPERTIES LABELS long)
   if(TARGET tests_examples)
-    set_tests_properties(f16_run fp8_run lora_run session_layouts PROPERTIES LABELS long)
+    set_tests_properties(f16_run fp8_run lora_run session_fsdp session_layouts
+      PROPERTIES LABELS long)
   endif()
 endif()
 

@@ -22,7 +22,7 @@ void check_operand(const char* op, DType dtype, double value);
 /// Throws Error like check_element().
 void check_bounds(const char* op, DType dtype, double low, double high);
 
-/// The largest number of a floating-point dtype below the bound.
+/// The largest number of a floating-point dtype below the bound; NaN or an infinity if it has none.
 double largest_below(DType dtype, double bound);
 
 }  // namespace weft

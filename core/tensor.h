@@ -121,7 +121,7 @@ class Tensor {
   static Tensor from(const Values& values) {
     return from(std::span<const T>(values), {static_cast<std::int64_t>(values.size())});
   }
-  /// A tensor over memory owned by the caller; `deleter(context)` runs with the last handle's end.
+  /// A tensor over memory owned by the caller; `deleter(context)` runs when the last handle ends.
   /// Throws Error on a negative axis, and on null data for a tensor that has elements.
   static Tensor wrap(void* data, const Shape& shape, DType dtype, void (*deleter)(void*) = nullptr,
                      void* context = nullptr);

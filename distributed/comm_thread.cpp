@@ -130,7 +130,7 @@ void CommThread::wait(Operation& op) {
     if (first_ && !running_) wake_.notify_one();
   }
   if (!op.failed) {
-    show([&] { op.channel->finish(op); });
+    for_program([&] { op.channel->finish(op); });
     op.joined = true;
     return;
   }

@@ -35,10 +35,18 @@ class CommThread {
   /// Throws Error when this collective or an earlier one failed.
   void wait(Operation& op);
   void give_back(Operation& op);
-  /// Runs f() for the program, which sees its error: the failure of the job then needs no report at
-  /// the end. Callable from any thread.
+  /// Stops once the queue is empty; nothing may be submitted after that.
+  void stop();
+  // After stop():
+  /// Why a collective has failed; or empty.
+  const std::string& failure() const { return failure_; }
+  /// Whether the program has seen an error, by wait() or for_program().
+  bool has_thrown() const { return has_thrown_; }
+
+  /// Runs f() for the program: it sees an error that f() throws, so the failure of the job needs no
+  /// report at the end. Callable from any thread.
   template <class F>
-  void show(F f) {
+  void for_program(F f) {
     try {
       f();
     } catch (...) {
@@ -46,14 +54,6 @@ class CommThread {
       throw;
     }
   }
-  /// Stops once the queue is empty; nothing may be submitted after that.
-  void stop();
-  // After stop():
-  /// Why a collective has failed; or empty.
-  const std::string& failure() const { return failure_; }
-  /// Whether wait() or show() has thrown.
-  bool has_thrown() const { return has_thrown_; }
-
   CommStats stats(Lane lane) const;
 
  private:

@@ -102,8 +102,9 @@ class Ddp {
   /// backward runs. A parameter that gets no gradient there contributes zeros; the first time this
   /// happens, a line is logged. The Ddp must outlive the tape's backward. If backward throws, on
   /// every rank, call finish() before anything else. Run no other backward before finish():
-  /// finish() throws Error if one wrote a bucket that was in flight, and with `fsdp` that backward
-  /// does too. Throws Error if finish() was not called since the last watch().
+  /// finish() throws Error if one wrote a bucket that was in flight, and with `fsdp` so does that
+  /// backward where it comes to a gradient that was sent. Throws Error if finish() was not called
+  /// since the last watch().
   void watch(Tape& tape);
   /// Waits until every gradient is summed (with `shard`: this rank's slices). Returns the norm over
   /// all parameters of the job, counting each value once, and the clip scale. Both are equal on

@@ -57,7 +57,8 @@ class Fsdp {
 
   /// The next backward is the last one of the step.
   void watch() { last_ = true; }
-  /// That backward has ended: until finish(), another one throws Error when it comes to a gradient.
+  /// That backward has ended: until finish(), another one throws Error when it comes to a gradient
+  /// that was sent.
   void backward_ended() { ended_ = last_; }
   /// Waits until every slice has the sum of the step. reached: 1 for a parameter that had a
   /// gradient on this rank. Returns the error of another backward that was refused, or "".

@@ -43,8 +43,6 @@ class MessageJob {
   /// Why the job has failed or will fail: a rank that has ended with an error counts, also if this
   /// rank waits for no message of it.
   std::string failure() const;
-  /// Whether another rank has told this one of the failure.
-  bool was_told() const { return was_told_; }
   /// Lets a communication thread fail() with this reason.
   void fail_soon(const std::string& why);
   /// World::ask() and set_answer().

@@ -38,12 +38,16 @@ class MessageWorld : public World {
   ~MessageWorld() override {
     if (ended_) return;
     const bool unwinds = std::uncaught_exceptions() > exceptions_;
-    if (unwinds) job_->give_up();
-    end({});
+    if (unwinds) job_->give_up();  // collectives in the queue are not waited for
+    stop();
     // A collective failed whose Work was dropped without wait(): no exception has told the program.
     const std::string why = unwinds ? std::string() : unseen_failure();
-    if (why.empty()) return;
-    if (!job_->was_told()) std::fprintf(stderr, "rank %d: error: %s\n", rank(), why.c_str());
+    if (why.empty()) {
+      end({});
+      return;
+    }
+    job_->give_up(why);
+    end([](const std::string& line) { std::fprintf(stderr, "error: %s\n", line.c_str()); });
     if (!under_mpi()) end_process_with_failure();  // MPI ends the process of a failed job
   }
   void end_with_error(const std::string& error, const MessageJob::Print& print) {

@@ -92,7 +92,8 @@ void NcclJob::fail(const std::string& why) {
   if (!failure_.empty()) return;
   failure_ = first.empty() ? why : first;
   try_to_record_ends();
-  cut_off_ = std::any_of(slots_.begin(), slots_.end(), [](const Slot& s) { return s.busy; });
+  aborted_in_flight_ =
+      std::any_of(slots_.begin(), slots_.end(), [](const Slot& s) { return s.busy; });
   if (recorder_ && !dump_folder_.empty()) recorder_->write(dump_folder_, rank_, failure_);
 }
 

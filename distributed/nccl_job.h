@@ -75,7 +75,7 @@ class NcclJob {
   /// Waits for collectives in flight and disconnects. Nothing may be called after that.
   void finish();
   /// After finish(): why collectives in flight did not end, or empty.
-  std::string cut_off() const { return cut_off_ ? failure() : std::string(); }
+  std::string aborted_in_flight() const { return aborted_in_flight_ ? failure() : std::string(); }
   /// The same without waiting.
   void give_up();
 
@@ -127,8 +127,8 @@ class NcclJob {
   std::map<std::string, std::vector<int>> groups_;  // world ranks by name
   std::shared_ptr<FlightRecorder> recorder_;
   std::string failure_;
-  bool cut_off_ = false;  // a collective was in flight when the job failed
-  bool calling_ = false;  // the rank's own thread is inside NCCL
+  bool aborted_in_flight_ = false;  // a collective was in flight when the job failed
+  bool calling_ = false;            // the rank's own thread is inside NCCL
   bool stopping_ = false;
   std::thread watcher_;
 };

@@ -60,7 +60,7 @@ class NcclWorld : public World {
   void end() {
     job_->finish();
     std::string why = unseen_failure();
-    if (why.empty() && !has_thrown()) why = job_->cut_off();
+    if (why.empty() && !has_thrown()) why = job_->aborted_in_flight();
     if (!why.empty()) bootstrap_.fail_at_end(why);
   }
 

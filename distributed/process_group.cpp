@@ -282,7 +282,7 @@ Work ProcessGroup::barrier() {
 }
 
 void ProcessGroup::check_well() const {
-  thread_->show([this] { channel_->check_well(); });
+  thread_->for_program([this] { channel_->check_well(); });
 }
 
 }  // namespace weft::distributed

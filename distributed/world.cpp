@@ -101,7 +101,7 @@ CommStats World::stats() const {
 }
 
 void World::check_well() const {
-  threads_[0]->show([this] {
+  threads_[0]->for_program([this] {
     const std::string why = failure();
     check_system(why.empty(), "{}", why);
   });

@@ -99,8 +99,9 @@ class World {
   void check_well() const;
   /// Ends the job: tells every rank why, without waiting. Callable from any thread.
   virtual void fail(const std::string&) {}
-  /// Lets the end of the job report why, unless the program has seen an error of it: for a world of
-  /// GPUs whose collectives failed after their wait() or without one. Called by the rank's thread.
+  /// Lets the end of this world report `why` unless wait() or check_well() throws before: for a
+  /// world of GPUs above it, whose collectives failed after their wait() or without one. Called by
+  /// the rank's thread.
   void fail_at_end(const std::string& why) { at_end_ = why; }
 
   /// How this rank answers ask() of others, from any thread; null: no more.

@@ -3,7 +3,6 @@
 // train_moe; it needs neither the data nor the machine.
 #include <cstdio>
 #include <cstdlib>
-#include <string_view>
 
 #include "weft/core/error.h"
 #include "weft/examples/common/gpt_plan.h"
@@ -11,6 +10,7 @@
 #include "weft/examples/common/text_tokenizer.h"
 #include "weft/io/file.h"
 #include "weft/io/memory_plot.h"
+#include "weft/train/config_file.h"
 #include "weft/train/launch.h"
 #include "weft/train/terminal.h"
 
@@ -42,22 +42,8 @@ void plan_on_meta(std::vector<std::string>& words) {
   }
 }
 
-// The last --moe counts.
-bool begins_with_moe(const std::vector<std::string>& words) {
-  constexpr std::string_view kJoined = "--moe=";
-  bool moe = false;
-  for (const std::string& word : words) {
-    if (word == "--moe") moe = true;
-    if (!word.starts_with(kJoined)) continue;
-    const std::string value = word.substr(kJoined.size());
-    check(value == "true" || value == "false", "--moe: must be true or false, got '{}'", value);
-    moe = value == "true";
-  }
-  return moe;
-}
-
 void adapt(GptOptions& o, std::vector<std::string>& words) {
-  if (begins_with_moe(words)) {
+  if (train::switched_on(words, "--moe")) {
     GptOptions moe = examples::moe_defaults();
     moe.program = o.program;
     moe.machine.device = o.machine.device;

@@ -39,9 +39,10 @@ std::size_t program_in(const std::vector<std::string>& words) {
   return std::min(i, words.size());
 }
 
+// 0: one that is free.
 bool is_port(const std::string& text) {
   return !text.empty() && text.size() <= 5 &&
-         text.find_first_not_of("0123456789") == std::string::npos;
+         text.find_first_not_of("0123456789") == std::string::npos && std::stoi(text) <= 65535;
 }
 
 distributed::Endpoint endpoint_of(const std::string& text) {
@@ -59,7 +60,7 @@ distributed::Endpoint master_of(const LaunchOptions& o) {
   distributed::Endpoint master{"127.0.0.1", 0};
   if (const char* host = std::getenv("MASTER_ADDR")) master.host = host;
   if (const char* port = std::getenv("MASTER_PORT")) {
-    check(is_port(port), "MASTER_PORT: must be a port, got '{}'", port);
+    check(is_port(port), "MASTER_PORT: must be 0 to 65535, got '{}'", port);
     master.port = std::atoi(port);
   }
   return master;

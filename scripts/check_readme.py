@@ -105,15 +105,16 @@ def anchors(page):
 
 
 def broken_links(page):
+    name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page.name
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", prose):
         file = page.parent / target if target else page
         if "://" in target:
             continue
         if not file.exists():
-            yield f"{page.name}: link to {target}, which is not there"
+            yield f"{name}: link to {target}, which is not there"
         elif anchor and file.suffix == ".md" and anchor not in anchors(file):
-            yield f"{page.name}: link to #{anchor}, which {file.name} has not"
+            yield f"{name}: link to #{anchor}, which {file.name} has not"
 
 
 def main():

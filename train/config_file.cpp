@@ -108,15 +108,25 @@ std::string config_to_resume(const std::vector<std::string>& args, const ResumeF
     });
   };
   const std::string out = last_value(args, "--out", resume.out);
-  const bool resumes = std::any_of(args.begin(), args.end(), [](const std::string& a) {
-    return a == "--resume" || a == "--resume=true";
-  });
-  if (!resumes || out.empty() || (resume.whole && has(resume.whole))) return {};
+  if (!switched_on(args, "--resume") || out.empty() || (resume.whole && has(resume.whole)))
+    return {};
   const std::string path = out + "/config.toml";
   return io::path_kind(path) == io::PathKind::file ? path : "";
 }
 
 }  // namespace
+
+bool switched_on(const std::vector<std::string>& words, const std::string& flag) {
+  bool on = false;
+  for (const std::string& word : words) {
+    if (word == flag) on = true;
+    if (!word.starts_with(flag + "=")) continue;
+    const std::string value = word.substr(flag.size() + 1);
+    check(value == "true" || value == "false", "{}: must be true or false, got '{}'", flag, value);
+    on = value == "true";
+  }
+  return on;
+}
 
 Arguments expand_config(int argc, char** argv, const ResumeFrom& resume) {
   std::vector<std::string> rest;

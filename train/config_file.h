@@ -25,6 +25,10 @@ struct ResumeFrom {
   const char* whole = nullptr;  ///< if the command line has this flag, no file is read
 };
 
+/// Whether the last occurrence of a flag that takes no value turns it on: "--resume" or
+/// "--resume=true", not "--resume=false". Throws Error (Fault::user) on another value.
+bool switched_on(const std::vector<std::string>& words, const std::string& flag);
+
 /// The command line without the program's name. "--config FILE" is replaced by flags for the
 /// settings of that TOML file, placed before all other arguments so that flags override the file. A
 /// list becomes a flag with several values and is omitted if the command line has that flag.

@@ -34,9 +34,9 @@ PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, const
 /// The number of ways (lines of a set) of this processor's L1 data cache.
 std::int64_t l1_ways();
 
-/// Whether c is written past the caches, so that its lines are not read first: a gradient of a
-/// weight (a is a transpose in no other product) that is complete after one pass and longer than a
-/// core's own cache. What reads it next, a gradient norm or a sum over ranks, comes much later.
+/// Whether c is written past the caches, so that its lines are not read first: where it is complete
+/// after one pass and larger than a core's own cache. Only with a transposed a, as in gradients of
+/// weights: what reads them next, a norm or a sum over ranks, comes much later.
 template <class T>
 bool goes_past_caches(const Product<T>& p, const PackedBlocks& block) {
   constexpr std::int64_t kLine = 64, kOwnCache = std::int64_t{1} << 20, kSize = sizeof(T);

@@ -19,8 +19,9 @@ constexpr float round_to_odd(double v) {
   return std::bit_cast<float>((too_large ? bits - 1 : bits) | 1u);
 }
 
-/// The same for an i64, of which a double may lose digits: above 2^53 the last eleven bits become a
-/// single one, far below the bits that count.
+/// The same for an i64, of which a double may lose digits: beyond 2^53, where its last eleven bits
+/// are not all 0, they become 0 and the bit above them 1. That is exact as a double and, so far
+/// below the bits that count, rounds alike.
 constexpr float round_to_odd(std::int64_t v) {
   constexpr std::int64_t kExact = std::int64_t{1} << 53, kRest = 0x7ff;
   const bool exact = (v >= -kExact && v <= kExact) || (v & kRest) == 0;

@@ -29,7 +29,7 @@ def wrong_use(folder):
             "weft_launch: a program must follow the flags")
     refused(launch(2, "/nowhere/program"), 2, "weft_launch: there is no program /nowhere/program")
     refused(launch(2, "true", env={"MASTER_PORT": "none"}), 2,
-            "weft_launch: MASTER_PORT: must be a port, got 'none'")
+            "weft_launch: MASTER_PORT: must be 0 to 65535, got 'none'")
     refused(launch(1, "true", flags=("--log-dir", "/proc/none")), 1, "weft_launch: ")
     empty = {"PATH": "/usr/bin:/bin", "WEFT_LAUNCH": "/nowhere"}
     copy = pathlib.Path(folder, "scripts", "launch.sh")

@@ -46,6 +46,7 @@ def resumes(folder):
     assert losses(f"{folder}/whole") == losses(f"{folder}/parts")
     train("--out", f"{folder}/joined", "--steps", "40", "--resume=true", program="train_mlp")  # the rest by config.toml
     assert losses(f"{folder}/whole") == losses(f"{folder}/joined")
+    refused(run("train_mlp", "--out", f"{folder}/joined", "--resume=1"), 2, "--resume: must be true or false, got '1'")
     whole, parts = (checkpoint_bytes(f"{folder}/{out}", 40) for out in ("whole", "parts"))
     assert whole and whole == parts
     again = ["--config", f"{folder}/whole/config.toml", "--out", f"{folder}/again"]

@@ -87,8 +87,9 @@ def drops(folder):
     for command in support_mpi.command, support_tcp.command:
         name = command.__module__
         pathlib.Path(folder, name).mkdir()
-        faulty(pathlib.Path(folder, name), "drop", "rank 1: nccl: remote process exited or there was a network error",
-               seconds=600, command=command)
+        lines, _ = faulty(pathlib.Path(folder, name), "drop", "error: rank 1: nccl: remote process exited or there was a "
+                          "network error", seconds=600, command=command)
+        assert len(lines) == 1, lines
 
 
 def does_not_connect(folder):

@@ -94,6 +94,7 @@ def nobody_waits(folder):
     done = launch(2, FAULTS, "dropped", SECONDS, folder)
     assert done.returncode == 1, done
     assert "error: all ranks of a group must give the same rows: rank " in done.stderr, done.stderr
+    assert done.stderr.count("error: ") == 1, done.stderr
 
 
 def absent(folder):
