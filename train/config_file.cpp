@@ -122,6 +122,7 @@ bool switched_on(const std::vector<std::string>& words, const std::string& flag)
     if (word == flag) on = true;
     if (!word.starts_with(flag + "=")) continue;
     const std::string value = word.substr(flag.size() + 1);
+    if (value.empty()) continue;  // CommandLine refuses it
     check(value == "true" || value == "false", "{}: must be true or false, got '{}'", flag, value);
     on = value == "true";
   }
