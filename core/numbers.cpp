@@ -72,7 +72,8 @@ double largest_below(DType dtype, double bound) {
       T v(static_cast<float>(bound));
       const auto value = static_cast<double>(static_cast<float>(v));
       if (value < bound) return value;
-      // The bits of positive numbers count up, those of negative ones down, from -0 on.
+      // Read as an integer, the bits grow with the magnitude; those of negative numbers begin at
+      // -0.
       const int minus_zero = 1 << (8 * sizeof(T) - 1);
       const int bits = value > 0 ? v.bits - 1 : (value < 0 ? v.bits : minus_zero) + 1;
       v.bits = static_cast<decltype(v.bits)>(bits);

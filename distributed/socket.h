@@ -43,8 +43,9 @@ using Until = std::chrono::steady_clock::time_point;
 Socket listen_at(const Endpoint& at, int waiting);
 /// A waiting connection; not open if there is none.
 Socket accept_from(const Socket& listener);
-/// Connects, and tries again until then while nobody listens there or the host's name is unknown.
-/// Not open if nobody has listened. Throws Error (Fault::system) if the name is unknown to the end.
+/// Connects. Until the deadline it tries again while nobody listens there or the host's name is
+/// unknown. Returns a closed socket if nobody listens by then. Throws Error (Fault::system) if the
+/// name is still unknown.
 Socket connect_to(const Endpoint& to, Until until);
 /// This side's address and the other's.
 Endpoint own_end(const Socket& socket);

@@ -131,7 +131,6 @@ void product_in_halves(const Product<float>& p, const Tensor& second, const Tens
   const std::int64_t half = (p.k + 1) / 2;
   const auto at = [&](std::int64_t i) {
     Product<float> part = p;
-    part.read_soon = true;
     part.k = i == 0 ? half : p.k - half;
     if (i == 0) return part;
     part.a += half * p.lda;

@@ -125,8 +125,8 @@ struct ProgramLine {
   const char* what = "Trains a GPT on text. All times are seconds, all sizes bytes.";
   std::vector<std::string> examples = {};  ///< of its command line; empty: those of a trainer
   std::function<void(train::CommandLine&)> more_flags = {};
-  /// Changes the defaults, and the words of the command line, those of --config included, before
-  /// they are read.
+  /// Changes the defaults and the command line before it is parsed. The words include those of
+  /// --config.
   std::function<void(GptOptions&, std::vector<std::string>&)> adapt = {};
   /// It needs no weights: of a Hugging Face folder --init reads config.json only.
   bool plans = false;

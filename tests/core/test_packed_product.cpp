@@ -5,13 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "weft/core/cpu/packed_product.h"
 #include "weft/core/parallel.h"
+#include "weft/tests/packed_support.h"
 #include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
 
@@ -19,26 +18,6 @@ namespace weft::packed_product_test {
 namespace {
 
 using cpu::Product;
-
-template <class T>
-std::vector<T> normal(std::int64_t n, std::uint64_t seed) {
-  const Tensor x = test::random({n}, seed).to(std::is_same_v<T, float> ? DType::f32 : DType::f64);
-  return std::vector<T>(x.data<T>(), x.data<T>() + n);
-}
-
-// Memory for packed operands, at a multiple of 64.
-class AlignedBytes {
- public:
-  explicit AlignedBytes(std::size_t n) : bytes_(n + 64) {}
-  void* data() {
-    void* p = bytes_.data();
-    std::size_t space = bytes_.size();
-    return std::align(64, space - 64, p, space);
-  }
-
- private:
-  std::vector<std::byte> bytes_;
-};
 
 struct Shape3 {
   std::int64_t m, n, k;
@@ -84,11 +63,6 @@ void each_case(const Shape3& shape, auto&& check) {
                             shape.n, shape.k, trans_a, trans_b, accumulate, with_bias));
             check(Case<T>{shape, trans_a, trans_b, accumulate, with_bias});
           }
-}
-
-template <class T>
-bool same(const std::vector<T>& a, const std::vector<T>& b) {
-  return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
 // Around the sizes of tiles and panels, and with several blocks of each axis.
@@ -263,44 +237,6 @@ TEST_CASE("packed product: rows 4 KiB apart have the same bits whatever L1's way
       if (first.empty()) first = c;
       CHECK(same(c, first));
     }
-  }
-}
-
-TEST_CASE_TEMPLATE("packed product: what goes past the caches has the same bits", T, float,
-                   double) {
-  // A panel that c does not fill, a last tile of fewer rows, and gaps between rows.
-  const std::int64_t m = 523, n = 536, k = 37, ldc = n + 40, whole = m * ldc;
-  REQUIRE(ldc % 16 == 0);
-  const std::vector<T> a = normal<T>(k * m, 1), b = normal<T>(k * n, 2),
-                       before = normal<T>(whole, 3);
-  // c begins `shift` elements after a line.
-  const auto computed = [&](std::int64_t shift, std::int64_t inner, bool accumulate, bool past) {
-    AlignedBytes memory((before.size() + 1) * sizeof(T));
-    T* const c = static_cast<T*>(memory.data()) + shift;
-    std::copy(before.begin(), before.end(), c);
-    Product<T> p{a.data(), b.data(), c, m, n, k, m, n, ldc, true, false, accumulate};
-    const PanelKernels<T>& kernels = simd().panels<T>();
-    const cpu::PackedBlocks block{3 * kernels.rows, 2 * kernels.columns, inner, true};
-    CHECK(cpu::goes_past_caches(p, block) == past);
-    p.read_soon = true;
-    CHECK(!cpu::goes_past_caches(p, block));
-    p.read_soon = false;
-    AlignedBytes buffer(cpu::packed_bytes<T>(block));
-    cpu::packed_in_blocks<T>(
-        p, nullptr, [](auto...) {}, block, buffer.data());
-    return std::vector<T>(c, c + whole);
-  };
-  const test::RestoreKernels restore;
-  for (const SimdTable* table : test::simd_tables()) {
-    CAPTURE(table->name);
-    set_simd(table->name);
-    const std::vector<T> want = computed(1, 40, false, false);
-    CHECK(same(computed(0, 40, false, true), want));
-    CHECK(same(computed(0, 36, false, false), want));  // two passes
-    CHECK(same(computed(0, 40, true, false), computed(1, 40, true, false)));
-    bool gaps = true;
-    for (std::int64_t i = 0; i < whole; ++i) gaps &= i % ldc < n || want[i] == before[i];
-    CHECK(gaps);
   }
 }
 
