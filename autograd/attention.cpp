@@ -4,12 +4,14 @@
 #include <cmath>
 
 #include "weft/autograd/cu_seqlens.h"
+#include "weft/autograd/masked_attention.h"
 #include "weft/autograd/operand.h"
 #include "weft/autograd/tape.h"
 #include "weft/autograd/view.h"
 #include "weft/core/dispatch.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/attention.h"
+#include "weft/core/random.h"
 
 namespace weft {
 namespace {
@@ -42,12 +44,17 @@ void check_qkv(const Tensor& q, const Tensor& k, const Tensor& v) {
         "attention: heads {} must be a multiple of kv_heads {}", q.dim(2), k.dim(2));
 }
 
-void check_options(const AttentionOptions& o) {
+void check_options(const AttentionOptions& o, std::int64_t heads) {
   check(o.window >= 0, "attention: window must be at least 0, got {}", o.window);
   check(o.window == 0 || o.causal, "attention: window {} needs causal", o.window);
   check(o.dropout >= 0 && o.dropout < 1, "attention: dropout must be in [0, 1), got {}", o.dropout);
   check(o.key_heads >= 0, "attention: key_heads must be at least 0, got {}", o.key_heads);
   check(o.key_rows >= 1, "attention: key_rows must be at least 1, got {}", o.key_rows);
+  if (!o.mask.defined()) return;
+  check(!o.cu_seqlens.defined(), "attention: a mask cannot go with cu_seqlens");
+  check(o.key_heads == 0 || o.key_heads == heads,
+        "attention: with a mask key_heads must be 0 or the heads of q, {}, got {}", heads,
+        o.key_heads);
 }
 
 AttentionSpec make_spec(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -63,7 +70,7 @@ AttentionSpec make_spec(const Tensor& q, const Tensor& k, const Tensor& v,
           .window = o.window,
           .scale = o.scale != 0 ? o.scale : 1 / std::sqrt(static_cast<double>(q.dim(3))),
           .dropout = o.dropout,
-          .key = o.key,
+          .key = o.dropout > 0 && !o.key ? next_random_key() : o.key.value_or(RandomKey{}),
           .key_heads = o.key_heads ? o.key_heads : q.dim(2),
           .key_rows = o.key_rows};
 }
@@ -176,9 +183,10 @@ void backward(Backward& b, const AttentionSpec& spec, const Heads& in, const Ten
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
   check_qkv(q, k, v);
-  check_options(o);
+  check_options(o, q.dim(2));
   const Tensor cu = checked_sequences(o, q, k);
   const AttentionSpec spec = make_spec(q, k, v, o);
+  if (o.mask.defined()) return detail::masked_attention(q, k, v, spec, o.mask);
   Result r = forward(spec, {q, k, v}, cu);
   if (recording(q, k, v))
     Tape::record(
@@ -199,9 +207,13 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
 Tensor attention_packed(const Tensor& packed, std::int64_t heads, std::int64_t kv_heads,
                         const AttentionOptions& o) {
   check_packed(packed, heads, kv_heads);
+  if (o.mask.defined()) {
+    const TensorList parts = split(packed, {heads, kv_heads, kv_heads}, 2);
+    return attention(parts[0], parts[1], parts[2], o);
+  }
   const Heads in = heads_of(packed, heads, kv_heads);
   check_qkv(in.q, in.k, in.v);
-  check_options(o);
+  check_options(o, heads);
   const Tensor cu = checked_sequences(o, in.q, in.k);
   const AttentionSpec spec = make_spec(in.q, in.k, in.v, o);
   Result r = forward(spec, in, cu);

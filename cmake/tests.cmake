@@ -93,6 +93,17 @@ list(JOIN weft_thread_tests "|" weft_thread_pattern)
 foreach(folder core autograd nn optim distributed io tokenizer data docs train)
   weft_test_folder(${folder})
 endforeach()
+# The layer that docs/patches/mixer.patch adds, for tests/docs/test_mixer_patch.cpp.
+if(TARGET tests_docs)
+  set(patch ${PROJECT_SOURCE_DIR}/docs/patches/mixer.patch)
+  set(patched ${CMAKE_BINARY_DIR}/patched)
+  add_custom_command(OUTPUT ${patched}/running_mean.h DEPENDS ${patch} VERBATIM
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${patched}
+    COMMAND sed -e "1,/^+++ b.nn.running_mean.h/d" -e "/^@@/d" -e "s/^+//" ${patch}
+            > ${patched}/running_mean.h)
+  target_sources(tests_docs PRIVATE ${patched}/running_mean.h)
+  target_include_directories(tests_docs PRIVATE ${patched})
+endif()
 if(WEFT_EXAMPLES)
   weft_test_folder(bench)
   weft_test_folder(examples)

@@ -82,7 +82,7 @@ std::string gathers_again(const nn::GptConfig& c) {
 Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
   std::int64_t attentions = 0, experts = 0;
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    attentions += !c.is_delta(i);
+    attentions += c.is_attention(i);
     experts += c.has_experts(i);
   }
   const bool scatters = o.sequence && c.arch == nn::Arch::gpt2;

@@ -70,8 +70,7 @@ Tensor Attention::clipped(const Tensor& x) const {
   return options.clip > 0 ? clamp(x, -options.clip, options.clip) : x;
 }
 
-Tensor Attention::operator()(const Tensor& x, const TokenContext& context) const {
-  check(x.ndim() == 3, "attention: x must have shape (batch, tokens, dim), got {}", x.shape());
+Tensor Attention::mix(const Tensor& x, const TokenContext& context) const {
   if (context.packing && !context.part) context.packing.check_row(x);
   if (context.rows.empty()) return mixed(qkv(x), context, proj);
   // The products are of all rows at once.
@@ -86,7 +85,6 @@ Tensor Attention::mixed(Tensor projected, const TokenContext& context, const F& 
   const RotaryTable* const rotary = context.rotary;
   KvCache* const cache = context.cache;
   const std::optional<TokenPart>& part = context.part;
-  check(!packing || !cache, "attention: a packed row cannot go with a cache");
   const std::int64_t batch = part ? part->sequences : projected.dim(0);
   const std::int64_t tokens = part ? part->tokens : projected.dim(1);
   const std::int64_t heads = this->heads(), kv_heads = this->kv_heads();

@@ -39,9 +39,9 @@ struct Attention : Mixer {
   Dropout drop;
 
   Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& options = {});
-  Tensor operator()(const Tensor& x, const TokenContext& context = {}) const override;
   void visit(Visitor& v) override;
   std::string describe() const override;
+  Handles handles() const override { return {.packing = true, .rows = true, .part = true}; }
   unsigned shard_members() const override { return Shard::kHeads; }
   const char* name() const override { return "attn"; }
   KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
@@ -53,8 +53,11 @@ struct Attention : Mixer {
     return (qkv.weight.dim(0) / head_dim - heads() * (options.gate ? 2 : 1)) / 2;
   }
 
+ protected:
+  Tensor mix(const Tensor& x, const TokenContext& context) const override;
+
  private:
-  /// What operator() does with qkv(x); `project` is applied to the heads' values (B, T, H*D).
+  /// What mix() does with qkv(x); `project` is applied to the heads' values (B, T, H*D).
   template <class F>
   Tensor mixed(Tensor projected, const TokenContext& context, const F& project) const;
   Tensor normed(const std::optional<Norm>& norm, const Tensor& heads) const;

@@ -33,9 +33,10 @@ void Dropout::drop_weights(weft::AttentionOptions& how, const Shard::Heads& head
   how.key_heads = heads.all;
   how.key_rows = tokens.rows;
   const auto keys = static_cast<std::uint64_t>(tokens.keys / tokens.rows);
-  how.key = RandomScope::key_for(
+  RandomKey key = RandomScope::key_for(
       stream(), static_cast<std::uint64_t>(heads.all * tokens.queries) * keys, keys);
-  how.key.first += static_cast<std::uint64_t>(heads.first * (tokens.queries / tokens.rows)) * keys;
+  key.first += static_cast<std::uint64_t>(heads.first * (tokens.queries / tokens.rows)) * keys;
+  how.key = key;
 }
 
 std::string Dropout::describe() const { return message("Dropout({})", p); }

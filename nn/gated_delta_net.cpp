@@ -9,7 +9,6 @@
 #include "weft/autograd/swiglu.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
-#include "weft/nn/each_row.h"
 
 namespace weft::nn {
 namespace {
@@ -47,19 +46,10 @@ GatedDeltaNet::GatedDeltaNet(std::int64_t dim, const GatedDeltaNetOptions& o)
   in_proj.parts = {{"qkvz", inputs(o) - 2 * o.value_heads}, {"ba", 2 * o.value_heads}};
 }
 
-Tensor GatedDeltaNet::operator()(const Tensor& x, const TokenContext& context) const {
-  check(x.ndim() == 3, "gated_delta_net: x must have shape (batch, tokens, dim), got {}",
-        x.shape());
-  if (!context.rows.empty())
-    return each_row(x, context, [this](const Tensor& row, const TokenContext& own) {
-      return (*this)(row, own);
-    });
+Tensor GatedDeltaNet::mix(const Tensor& x, const TokenContext& context) const {
   const Packing& packing = context.packing;
   KvCache* const cache = context.cache;
-  if (packing) {
-    if (!context.part) packing.check_row(x);
-    check(!cache, "gated_delta_net: a packed row cannot go with a cache");
-  }
+  if (packing && !context.part) packing.check_row(x);
   const GatedDeltaNetOptions& o = options;
   const std::optional<TokenPart>& part = context.part;
   const std::int64_t batch = part ? part->sequences : x.dim(0);
@@ -104,12 +94,8 @@ Tensor GatedDeltaNet::operator()(const Tensor& x, const TokenContext& context) c
 void GatedDeltaNet::visit(Visitor& v) {
   v("in_proj", in_proj);
   v("conv", conv, conv_init(options));
-  Slot decay = pinned(a_log);
-  decay.init = decay_init();
-  v("a_log", decay);
-  Slot bias = pinned(dt_bias);
-  bias.init = Init::constant(1);
-  v("dt_bias", bias);
+  v("a_log", pinned(a_log), decay_init());
+  v("dt_bias", pinned(dt_bias), Init::constant(1));
   v("norm", norm);
   v("out_proj", out_proj);
 }

@@ -37,9 +37,9 @@ struct GatedDeltaNet : Mixer {
   // A shard has some of the heads, in all of these but the norm.
 
   explicit GatedDeltaNet(std::int64_t dim, const GatedDeltaNetOptions& options);
-  Tensor operator()(const Tensor& x, const TokenContext& context = {}) const override;
   void visit(Visitor& v) override;
   std::string describe() const override;
+  Handles handles() const override { return {.packing = true, .part = true}; }
   const char* name() const override { return "delta"; }
   KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
                              Device device) const override;
@@ -58,6 +58,9 @@ struct GatedDeltaNet : Mixer {
   static std::int64_t inputs(const GatedDeltaNetOptions& o) {
     return channels(o) + o.value_heads * o.value_dim + 2 * o.value_heads;
   }
+
+ protected:
+  Tensor mix(const Tensor& x, const TokenContext& context) const override;
 };
 
 }  // namespace weft::nn

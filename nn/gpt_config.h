@@ -103,6 +103,7 @@ struct GptConfig {
   /// The letter of a block's mixer; see mixer_kinds().
   char mixer(std::int64_t block) const;
   bool is_delta(std::int64_t block) const { return mixer(block) == 'd'; }
+  bool is_attention(std::int64_t block) const { return mixer(block) == 'a' || mixer(block) == 'w'; }
   /// Whether a block is; the pattern may have more letters than the model has blocks.
   bool has_delta() const {
     const std::size_t d = pattern.find('d');

@@ -71,16 +71,20 @@ void init(Module& model, std::uint64_t seed, const ShardSpecs& parts, const Tens
     if (only && !only(*slot.tensor, slot.is_buffer)) return;
     tables = tables || slot.is_derived;
     if (slot.is_buffer) return;
+    check(slot.init.has_value(),
+          "init: visit() must give the rule of each parameter, v(name, tensor, Init), got none for "
+          "{}",
+          name);
     RandomKey key{seed, stream_of(name), 0};
     const auto part = parts.find(name);
-    if (part == parts.end()) return slot.init.fill(*slot.tensor, key);
+    if (part == parts.end()) return slot.init->fill(*slot.tensor, key);
     check(shape_of(part->second) == slot.tensor->shape(),
           "init: {} must have the shape {} of its part of {}, got {}", name, shape_of(part->second),
           part->second.whole, slot.tensor->shape());
     for_each_run(part->second, [&](std::int64_t whole, std::int64_t own, std::int64_t count) {
       RandomKey of_run = key;
       of_run.first += static_cast<std::uint64_t>(whole);
-      slot.init.fill(slot.tensor->detach().alias({count}, {1}, own), of_run);
+      slot.init->fill(slot.tensor->detach().alias({count}, {1}, own), of_run);
     });
   });
   if (tables) fill_tables(model);

@@ -42,7 +42,7 @@ struct Init {
 /// Initializes every parameter by its module's rule, keyed by (seed, dotted name, element): the
 /// values depend neither on the order of construction nor on sharding. Also names the modules
 /// (assign_names). A parameter in `parts` gets the values of its range of the whole tensor.
-/// Throws Error if a parameter's shape differs from its part's.
+/// Throws Error if a parameter has no rule, or a shape that differs from its part's.
 /// `only`, if not null, chooses the tensors; tables are filled where one of them is chosen.
 using TensorFilter = std::function<bool(const Tensor& tensor, bool is_buffer)>;
 void init(Module& model, std::uint64_t seed, const ShardSpecs& parts = {},

@@ -1,16 +1,28 @@
 #include "weft/nn/kv_cache.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "weft/autograd/tape.h"
 #include "weft/core/error.h"
 #include "weft/nn/gpt_layers.h"
 
 namespace weft::nn {
 
-KvCache::KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capacity, DType dtype,
+KvCache::KvCache(std::vector<Entry> entries, std::int64_t batch, std::int64_t capacity, DType dtype,
                  Device device)
-    : batch_(batch), capacity_(capacity), dtype_(dtype), device_(device) {
+    : entries_(std::move(entries)),
+      batch_(batch),
+      capacity_(capacity),
+      dtype_(dtype),
+      device_(device) {
   check(batch > 0 && capacity > 0, "kv_cache: batch and capacity must be at least 1, got {} and {}",
         batch, capacity);
+}
+
+KvCache::KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capacity, DType dtype,
+                 Device device)
+    : KvCache(std::vector<Entry>{}, batch, capacity, dtype, device) {
   std::vector<Child<Mixer>> mixers;
   {
     const DeviceScope nothing_allocated(kMeta);
@@ -43,6 +55,11 @@ void KvCache::check_room(std::int64_t tokens) const {
         "kv_cache: {} tokens and {} new ones must fit the capacity {}", length_, tokens, capacity_);
 }
 
+bool KvCache::has_state() const {
+  return std::any_of(entries_.begin(), entries_.end(),
+                     [](const Entry& e) { return e.state.state.defined(); });
+}
+
 void KvCache::truncate(std::int64_t length) {
   check(length >= 0 && length <= length_, "kv_cache: length must be in [0, {}], got {}", length_,
         length);
@@ -61,7 +78,7 @@ void KvCache::truncate(std::int64_t length) {
 const KvCache::Recurrent& KvCache::recurrent(int layer) const {
   check(layer >= 0 && layer < static_cast<int>(entries_.size()) &&
             entries_[static_cast<std::size_t>(layer)].state.state.defined(),
-        "kv_cache: layer {} is not a gated delta layer of this model", layer);
+        "kv_cache: layer {} keeps no state in this model", layer);
   return entries_[static_cast<std::size_t>(layer)].state;
 }
 
@@ -77,7 +94,7 @@ KvCache::Pair KvCache::append(int layer, const Tensor& k, const Tensor& v) {
   check(layer >= 0 && layer < static_cast<int>(entries_.size()),
         "kv_cache: layer must be in [0, {}), got {}", entries_.size(), layer);
   const Pair& all = entries_[static_cast<std::size_t>(layer)].tokens;
-  check(all.k.defined(), "kv_cache: layer {} is not an attention layer of this model", layer);
+  check(all.k.defined(), "kv_cache: layer {} keeps no keys and values in this model", layer);
   const std::int64_t tokens = k.dim(1);
   const Shape keys{batch_, tokens, all.k.dim(2), all.k.dim(3)};
   const Shape values{batch_, tokens, all.v.dim(2), all.v.dim(3)};

@@ -15,7 +15,7 @@ class KvCache {
   struct Pair {
     Tensor k, v;
   };
-  /// Convolution inputs (B, taps - 1, channels), and delta state (B, Hv, K, V).
+  /// A state of fixed size. `conv` may have no elements.
   struct Recurrent {
     Tensor conv, state;
   };
@@ -25,8 +25,11 @@ class KvCache {
     Recurrent state = {};
   };
 
-  /// Room for `capacity` tokens of `batch` sequences. Each layer's mixer defines its entry.
+  /// Room for `capacity` tokens of `batch` sequences. Each layer's mixer defines its entry, with
+  /// Mixer::cache_entry(); the second form is for models of your own.
   KvCache(const GptConfig& config, std::int64_t batch, std::int64_t capacity,
+          DType dtype = DType::f32, Device device = kCpu);
+  KvCache(std::vector<Entry> entries, std::int64_t batch, std::int64_t capacity,
           DType dtype = DType::f32, Device device = kCpu);
   KvCache(KvCache&&) = default;
   KvCache& operator=(KvCache&&) = default;
@@ -40,8 +43,10 @@ class KvCache {
   std::int64_t length() const { return length_; }
   std::int64_t capacity() const { return capacity_; }
   std::int64_t batch() const { return batch_; }
+  /// Whether some layer keeps a state, which can only drop all tokens or none.
+  bool has_state() const;
   /// Drops the tokens from position `length` on.
-  /// Throws Error if the model has layers with a state, which can only drop all tokens or none.
+  /// Throws Error if has_state() and some tokens would stay.
   void truncate(std::int64_t length);
 
   /// Appends k, v (B, T, Hkv, D) to one layer's tokens and returns all of them, (B, length + T,
@@ -49,8 +54,8 @@ class KvCache {
   /// keys (B, T, 1, rope) as v.
   Pair append(int layer, const Tensor& k, const Tensor& v);
 
-  /// The state of a gated delta layer: the inputs of its convolution that later tokens still read,
-  /// (B, taps - 1, channels), and its delta state (B, Hv, K, V).
+  /// The state of a layer that keeps one. Of a gated delta layer: the inputs of its convolution
+  /// that later tokens still read, (B, taps - 1, channels), and its delta state (B, Hv, K, V).
   const Recurrent& recurrent(int layer) const;
   /// Replaces the state after new tokens. A layer calls it once for each advance().
   void set_recurrent(int layer, const Recurrent& after);

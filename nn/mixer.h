@@ -11,8 +11,17 @@ namespace weft::nn {
 /// The part of a block that mixes tokens: attention, or a layer in place of it. To add one, write
 /// its own file and add a line to the table in nn/gpt_layers.cpp.
 struct Mixer : Module {
+  /// What of a TokenContext mix() handles besides whole rows and one cache for all of them.
+  struct Handles {
+    bool packing = false;  ///< several sequences in a row
+    bool rows = false;     ///< a cache for each row; otherwise mix() gets one row at a time
+    bool part = false;     ///< a part of the batch's tokens on this rank, see TokenContext::part
+  };
+
   /// x (B, T, C) -> (B, T, C), causal.
-  virtual Tensor operator()(const Tensor& x, const TokenContext& context = {}) const = 0;
+  /// Throws Error on packed rows and on a part of the tokens, unless handles() includes them.
+  Tensor operator()(const Tensor& x, const TokenContext& context = {}) const;
+  virtual Handles handles() const { return {}; }
   /// Its member name inside a block, as in state dictionaries: "attn".
   virtual const char* name() const = 0;
   /// The layer that first multiplies x in FP8, as it is given: see Linear::fp8_reader().
@@ -20,8 +29,13 @@ struct Mixer : Module {
   /// Multiply-adds of forward for one token of a sequence of `tokens`, on average.
   virtual double multiply_adds(std::int64_t tokens) const = 0;
   /// An empty cache entry of this layer, with room for `capacity` tokens.
+  /// Throws Error, unless it is overridden: the layer cannot decode with a cache.
   virtual KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
-                                     Device device) const = 0;
+                                     Device device) const;
+
+ protected:
+  /// What operator() computes, with a context that handles() allows.
+  virtual Tensor mix(const Tensor& x, const TokenContext& context) const = 0;
 };
 
 }  // namespace weft::nn

@@ -8,7 +8,6 @@
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 #include "weft/nn/attention.h"
-#include "weft/nn/each_row.h"
 
 namespace weft::nn {
 namespace {
@@ -44,12 +43,7 @@ const fp8::LayerState* Mla::fp8_reader() const {
   return (q_down ? *q_down : q_up).fp8_reader();
 }
 
-Tensor Mla::operator()(const Tensor& given, const TokenContext& context) const {
-  check(given.ndim() == 3, "mla: x must have shape (batch, tokens, dim), got {}", given.shape());
-  if (!context.rows.empty())
-    return each_row(given, context, [this](const Tensor& row, const TokenContext& own) {
-      return (*this)(row, own);
-    });
+Tensor Mla::mix(const Tensor& given, const TokenContext& context) const {
   check(context.rotary != nullptr, "block: multi-head latent attention needs a rotary table");
   const RotaryTable& rotary = *context.rotary;
   const Packing& packing = context.packing;
@@ -60,10 +54,7 @@ Tensor Mla::operator()(const Tensor& given, const TokenContext& context) const {
   if (own.enters_again) scope.emplace();
   Tensor entered = own.enter ? own.enter(given) : given, x = entered;
   if (part) x = x.view({part->sequences, part->tokens, x.dim(-1)});
-  if (packing) {
-    packing.check_row(x);
-    check(!cache, "mla: a packed row cannot go with a cache");
-  }
+  if (packing) packing.check_row(x);
   const MlaOptions& o = options;
   const std::int64_t batch = x.dim(0), tokens = x.dim(1), H = heads();
   const auto turn = [&](const Tensor& t) {

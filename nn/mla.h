@@ -42,11 +42,9 @@ struct Mla : Mixer {
   Dropout drop;
 
   Mla(std::int64_t dim, std::int64_t heads, const MlaOptions& options);
-  /// Needs a rotary table with angles for `rope` elements. Keys and values of cached tokens are
-  /// recomputed from their latents.
-  Tensor operator()(const Tensor& x, const TokenContext& context = {}) const override;
   void visit(Visitor& v) override;
   std::string describe() const override;
+  Handles handles() const override { return {.packing = true, .part = true}; }
   unsigned shard_members() const override { return Shard::kEnter | Shard::kHeads; }
   const char* name() const override { return "mla"; }
   KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
@@ -54,6 +52,11 @@ struct Mla : Mixer {
   const fp8::LayerState* fp8_reader() const override;
   double multiply_adds(std::int64_t tokens) const override;
   std::int64_t heads() const { return q_up.weight.dim(0) / (options.nope + options.rope); }
+
+ protected:
+  /// Needs a rotary table with angles for `rope` elements. Keys and values of cached tokens are
+  /// recomputed from their latents.
+  Tensor mix(const Tensor& x, const TokenContext& context) const override;
 };
 
 }  // namespace weft::nn

@@ -25,10 +25,10 @@ struct Shard;
 struct Slot {
   Slot(Tensor& t) : tensor(&t) {}
   Tensor* tensor;
-  Init init;
-  bool is_buffer = false;    ///< no gradient, ignored by optimizers
-  bool is_derived = false;   ///< computed from the configuration: not in state_dict()
-  bool keeps_dtype = false;  ///< to(DType) does not convert it
+  std::optional<Init> init = {};  ///< null: nn::init() refuses the parameter
+  bool is_buffer = false;         ///< no gradient, ignored by optimizers
+  bool is_derived = false;        ///< computed from the configuration: not in state_dict()
+  bool keeps_dtype = false;       ///< to(DType) does not convert it
 };
 /// State that is not trained: counters, running statistics.
 Slot buffer(Tensor& t);
@@ -44,8 +44,7 @@ class Visitor {
   void operator()(const char* name, Slot slot) {
     if (slot.tensor->defined()) on_tensor(name, slot);
   }
-  void operator()(const char* name, Tensor& parameter, const Init& init) {
-    Slot slot(parameter);
+  void operator()(const char* name, Slot slot, const Init& init) {
     slot.init = init;
     (*this)(name, slot);
   }

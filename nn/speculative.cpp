@@ -5,7 +5,6 @@
 #include "weft/autograd/tape.h"
 #include "weft/core/error.h"
 #include "weft/core/random.h"
-#include "weft/nn/gpt_layers.h"
 
 namespace weft::nn {
 namespace {
@@ -29,11 +28,10 @@ Speculator::Speculator(const Gpt& model, const SamplingOptions& sampling, std::u
              model.embed.weight.device()) {
   const GptConfig& c = model.config;
   check(c.mtp.depths >= 1, "speculative: the model must have at least 1 MTP depth, got 0");
-  for (std::int64_t i = 0; i < c.layers; ++i)
-    check(!c.is_delta(i),
-          "speculative: every layer must have attention, as a {} cannot take back a draft, got "
-          "pattern '{}'",
-          mixer_kind(c, i).name, c.pattern);
+  check(!cache_.has_state(),
+        "speculative: every layer must have attention, as a state cannot take back a draft, got "
+        "pattern '{}'",
+        c.pattern);
   const DType dtype = model.embed.weight.dtype();
   const Device device = model.embed.weight.device();
   for (std::int64_t d = 0; d < c.mtp.depths; ++d)

@@ -79,7 +79,7 @@ void Continuation::set(std::span<const std::int32_t> tokens) {
   common = std::min({common, read_, tokens.size() - 1});
   // A layer with a state forgets all tokens or none, and a window that moved holds another part.
   const bool keeps = static_cast<std::size_t>(cache_.length()) == read_ &&
-                     (common == read_ || model_.config.pattern.find('d') == std::string::npos);
+                     (common == read_ || !cache_.has_state());
   read_ = keeps ? common : 0;
   cache_.truncate(static_cast<std::int64_t>(read_));
   text_.assign(tokens.begin(), tokens.end());

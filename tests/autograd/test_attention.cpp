@@ -256,7 +256,7 @@ TEST_CASE("attention: gradients over several blocks of queries and keys") {
         Case{290, {.causal = true}}, Case{290, {.causal = true, .window = 270}, 600},
         Case{290, {.causal = true, .window = 9}},
         Case{300, {.causal = true, .cu_seqlens = cu({0, 20, 20, 285, 300})}},
-        Case{290, {.causal = true, .dropout = 0.4, .key = {5, 6, 7}}}}) {
+        Case{290, {.causal = true, .dropout = 0.4, .key = RandomKey{5, 6, 7}}}}) {
     CAPTURE(message("{} queries, window {}", t, o.window));
     // A random direction instead of single elements, because 300 tokens have too many of them.
     TensorList in = inputs({1, t, s, 4, 2, 3});

@@ -48,7 +48,7 @@ TEST_CASE("attention_packed: gives the bits of attention on its parts and one gr
     for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16})
       for (const AttentionOptions& o :
            {AttentionOptions{}, AttentionOptions{.causal = true, .window = 5},
-            AttentionOptions{.causal = true, .dropout = 0.3, .key = {5, 1, 0}}}) {
+            AttentionOptions{.causal = true, .dropout = 0.3, .key = RandomKey{5, 1, 0}}}) {
         const Tensor x = test::random({c.b, c.t, c.heads + 2 * c.kv, c.d}, 1, t);
         const Tensor dy = test::random({c.b, c.t, c.heads, c.d}, 2, t);
         const auto both = [&](auto f) {

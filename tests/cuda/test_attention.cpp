@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include "weft/autograd/attention.h"
+#include "weft/autograd/elementwise.h"
 #include "weft/tests/cuda/gpu.h"
 
 namespace weft::attention_test {
@@ -68,7 +69,7 @@ TEST_CASE("attention: two alternating stages of tiles in every order of threads 
     CAPTURE(text(z));
     CHECK(difference(op(), inputs(z), {.dtypes = {DType::bf16, DType::f16}}) == "");
   }
-  const AttentionOptions drops{.dropout = 0.3, .key = {11, 3, 0}};
+  const AttentionOptions drops{.dropout = 0.3, .key = RandomKey{11, 3, 0}};
   CHECK(difference(op(drops), inputs({1, 9, 100, 3, 1, 64}),
                    {.dtypes = {DType::bf16, DType::f16}}) == "");
 }
@@ -133,6 +134,20 @@ TEST_CASE("attention: packed sequences with empty ones") {
                    {.all_orders = false}) == "");
 }
 
+TEST_CASE("attention: masks of truth values and of numbers") {
+  const Sizes z{2, 5, 7, 4, 2, 6};
+  TensorList in = inputs(z);
+  in.push_back(test::random({z.h, z.t, z.s}, 4));
+  const auto added = [](const TensorList& x) {
+    return TensorList{attention(x[0], x[1], x[2], {.causal = true, .mask = x[3]})};
+  };
+  CHECK(difference(added, in) == "");
+  const auto hidden = [](const TensorList& x) {
+    return TensorList{attention(x[0], x[1], x[2], {.mask = gt(x[3], 0)})};
+  };
+  CHECK(difference(hidden, in) == "");
+}
+
 TEST_CASE("attention: dropout draws the CPU's numbers") {
   for (const Sizes& z :
        {Sizes{2, 33, 35, 4, 2, 64}, Sizes{1, 18, 66, 1, 1, 128}, Sizes{1, 33, 33, 2, 1, 6},
@@ -140,7 +155,7 @@ TEST_CASE("attention: dropout draws the CPU's numbers") {
         Sizes{1, 70, 72, 2, 1, 64}, Sizes{1, 18, 68, 1, 1, 128}})
     for (const std::uint64_t first : {0, 7, 8}) {
       CAPTURE(text(z));
-      AttentionOptions o{.causal = true, .dropout = 0.3, .key = {11, 3, first}};
+      AttentionOptions o{.causal = true, .dropout = 0.3, .key = RandomKey{11, 3, first}};
       CHECK(difference(op(o), inputs(z), {.all_orders = false}, o.dropout) == "");
       o.key_heads = 9;
       CHECK(difference(op(o), inputs(z), {.all_orders = false}, o.dropout) == "");
@@ -149,13 +164,15 @@ TEST_CASE("attention: dropout draws the CPU's numbers") {
     }
   TensorList in = inputs({1, 70, 70, 2, 1, 64});
   in.push_back(cu({0, 33, 70}));
-  CHECK(difference(packed({.dropout = 0.5, .key = {5, 1, 0}}), in, {.all_orders = false}) == "");
+  CHECK(difference(packed({.dropout = 0.5, .key = RandomKey{5, 1, 0}}), in,
+                   {.all_orders = false}) == "");
   // Tiles that hold tokens of two of the rows that lie side by side.
   for (const std::int64_t d : {64, 6})
     for (const int row : {35, 36}) {
       TensorList side_by_side = inputs({1, 2 * row, 2 * row, 2, 1, d});
       side_by_side.push_back(cu({0, 20, double(row), 2. * row}));
-      const AttentionOptions o{.causal = true, .dropout = 0.5, .key = {5, 1, 8}, .key_rows = 2};
+      const AttentionOptions o{
+          .causal = true, .dropout = 0.5, .key = RandomKey{5, 1, 8}, .key_rows = 2};
       CHECK(difference(packed(o), side_by_side, {.all_orders = false}, o.dropout) == "");
     }
 }

@@ -202,6 +202,9 @@ TEST_CASE("from PyTorch: functions of layers") {
   CHECK(values(dropout(Tensor::ones({2}), 0.5, next_random_key(), false)) == Values{1, 1});
   const Tensor q = rand_normal({1, 5, 2, 8}), k = q, v = q;  // (batch, tokens, heads, width)
   CHECK(attention(q, k, v, {.causal = true}).shape() == q.shape());
+  const Tensor m = tril(Tensor::ones({q.dim(1), k.dim(1)})) == 1;
+  CHECK(
+      allclose(attention(q, k, v, {.mask = m}), attention(q, k, v, {.causal = true}), 1e-5, 1e-6));
 }
 
 TEST_CASE("from PyTorch: random numbers") {

@@ -210,13 +210,13 @@ TEST_CASE("gated_delta_net: errors name the rule") {
   const GatedDeltaNet m(8, kSmall);
   CHECK(error_of([&] {
           m(Tensor::zeros({2, 8}));
-        }) == "gated_delta_net: x must have shape (batch, tokens, dim), got [2, 8]");
+        }) == "delta: x must have shape (batch, tokens, dim), got [2, 8]");
   const Tensor cu = Tensor::of({0, 4}, {2}, DType::i32),
                at = Tensor::of({0, 1, 2, 3}, {4}, DType::i32);
   nn::KvCache cache(hybrid(Arch::llama), 1, 4);
   CHECK(error_of([&] {
           m(Tensor::zeros({1, 4, 8}), {.packing = {cu, at}, .cache = &cache});
-        }) == "gated_delta_net: a packed row cannot go with a cache");
+        }) == "delta: a packed row cannot go with a cache");
   CHECK(error_of([&] { hybrid(Arch::llama).validate(); }) == "no error");
   GptConfig wrong = hybrid(Arch::llama);
   wrong.pattern = "dxa";
@@ -231,11 +231,10 @@ TEST_CASE("gated_delta_net: errors name the rule") {
   CHECK(error_of([&] { wrong.validate(); }) ==
         "gpt: delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim and delta_conv "
         "need a pattern with d, got \"a\"");
-  CHECK(error_of([&] { cache.recurrent(1); }) ==
-        "kv_cache: layer 1 is not a gated delta layer of this model");
+  CHECK(error_of([&] { cache.recurrent(1); }) == "kv_cache: layer 1 keeps no state in this model");
   CHECK(error_of([&] {
           cache.append(0, Tensor::zeros({1, 1, 2, 8}), Tensor::zeros({1, 1, 2, 8}));
-        }) == "kv_cache: layer 0 is not an attention layer of this model");
+        }) == "kv_cache: layer 0 keeps no keys and values in this model");
   CHECK(error_of([&] {
           cache.set_recurrent(0, {Tensor::zeros({1}), Tensor::zeros({1})});
         }) ==

@@ -220,7 +220,7 @@ TEST_CASE("attention module: errors name the rule") {
   const nn::Attention a(12, 4);
   CHECK(test::error_of([&] {
           a(Tensor::zeros({3, 12}));
-        }) == "attention: x must have shape (batch, tokens, dim), got [3, 12]");
+        }) == "attn: x must have shape (batch, tokens, dim), got [3, 12]");
   CHECK(test::error_of([] { nn::RotaryTable r(4, 3, 10000); }) ==
         "rotary: head_dim must be even, got 3");
   CHECK(test::error_of([] { nn::RotaryTable r(0, 4, 10000); }) ==

@@ -196,7 +196,7 @@ TEST_CASE("packing: errors name the rule") {
   CHECK(test::error_of([&] {
           (*model.blocks[0].as<nn::Attention>())(test::random({1, 4, 32}),
                                                  {.packing = {cu, positions}, .cache = &cache});
-        }) == "attention: a packed row cannot go with a cache");
+        }) == "attn: a packed row cannot go with a cache");
 }
 
 }  // namespace weft::gpt_packing_test

@@ -49,7 +49,7 @@ struct Sample : nn::Module {
     v("absent", absent);
     v("tied", tied);
     v("drop", drop);
-    v("scale", nn::pinned(scale));
+    v("scale", nn::pinned(scale), Init::constant(2));
     v("counter", nn::buffer(counter));
     v("angles", nn::table(angles));
   }
@@ -243,6 +243,18 @@ TEST_CASE("module: the printed tree shows names, shapes, counts and ties") {
         "  scale [4] f32\n"
         "  counter [2] i64 (buffer)\n"
         "  angles [3] f32 (buffer)\n");
+}
+
+TEST_CASE("init: a parameter without a rule is refused, and keeps its values") {
+  struct NoRule : nn::Module {
+    Tensor scale = nn::make_parameter({2}, Init::constant(3));
+    void visit(nn::Visitor& v) override { v("scale", scale); }
+  };
+  NoRule m;
+  CHECK(test::error_of([&] { nn::init(m, 1); }) ==
+        "init: visit() must give the rule of each parameter, v(name, tensor, Init), got none for "
+        "scale");
+  CHECK(m.scale.select(0, 1).item() == 3);
 }
 
 TEST_CASE("init: values depend on seed and dotted name, not on the order of construction") {

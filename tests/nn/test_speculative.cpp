@@ -284,8 +284,8 @@ TEST_CASE("speculative: errors name the rule") {
   c.pattern = "d";
   const Gpt hybrid(c);
   CHECK(test::error_of([&] { Speculator s(hybrid, {}, 1); }) ==
-        "speculative: every layer must have attention, as a gated delta net cannot take back a "
-        "draft, got pattern 'd'");
+        "speculative: every layer must have attention, as a state cannot take back a draft, got "
+        "pattern 'd'");
   Speculator s(model, {}, 1);
   CHECK(test::error_of([&] { s.next(1); }) == "speculative: start() must come before next()");
   CHECK(test::error_of([&] { s.start({}); }) ==
