@@ -16,7 +16,7 @@ struct AttentionOptions {
   bool qk_norm_joint = false;          ///< qk_norm over all heads of q and over all of k
   bool zero_centered_norm = false;     ///< qk_norm multiplies by 1 + its weight
   double norm_eps = 1e-5;              ///< of qk_norm
-  double clip = 0;          ///< q, k and v are clamped to [-clip, clip] before the rotation; 0: not
+  double clip = 0;          ///< q, k and v are clamped to [-clip, clip] before the rotation; 0: off
   bool gate = false;        ///< multiply the output by the sigmoid of a gate, as wide as q
   std::int64_t window = 0;  ///< a token sees its latest `window` tokens, itself included; 0: all
   double dropout = 0;       ///< on the attention weights
