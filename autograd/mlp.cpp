@@ -122,8 +122,12 @@ Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
   const Device device = before.device();
   if (behind) *behind = reused(before);
   const Tensor grad = empty_like(before);
+  // The product's epilogue on a GPU writes the sum of the rows in the dtype of `grad`; a wider sum
+  // takes a pass of its own.
+  const bool wide_bias =
+      own_bias && device.is_gpu() && b.sum_dtype(2, before.dtype()) != before.dtype();
   ParameterGradient dbias;
-  if (own_bias) dbias = {b, 2, {features}, before};
+  if (own_bias && !wide_bias) dbias = {b, 2, {features}, before};
   if (grad.numel() == 0 || p.dy.numel() == 0) {
     for (const Tensor& t : {grad, dbias.to})
       if (t.defined()) dispatch<cpu::fill, cuda::fill>(t, 0.0);
@@ -145,6 +149,7 @@ Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
                        .partial = partial});
   }
   dbias.give(b);
+  if (wide_bias) add_bias_gradient(b, 2, grad);
   return grad;
 }
 

@@ -48,8 +48,10 @@ void Restorer::operator delete(void* p, std::size_t bytes) {
 }
 
 void release_until_needed(Storage* s, Restorer* restorer) {
+  std::unique_ptr<Restorer> own(restorer);
+  if (s->shared_empty) return;
   empty_storage(s);
-  s->restorer = restorer;
+  s->restorer = own.release();
 }
 
 namespace {

@@ -21,7 +21,8 @@ class Restorer {
 };
 
 /// Releases the block of `s`, which may have any number of owners, until restore_storage(). Takes
-/// over the restorer, which dies with the storage if it is never needed.
+/// over the restorer, which dies with the storage if it is never needed, and at once for the
+/// storage that tensors without elements share.
 void release_until_needed(Storage* s, Restorer* restorer);
 /// Brings the contents back. Does nothing unless release_until_needed() has released them.
 void restore_storage(Storage* s);

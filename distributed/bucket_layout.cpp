@@ -79,7 +79,9 @@ std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Lay
   std::vector<std::int64_t> typical;  // sizes of the open buckets, counted in typical shards
   const auto close = [&](std::size_t i) {
     BucketLayout& b = open[i];
-    b.size = round_up(b.size, std::lcm(options.slice_multiple * ranks_of(b, options), kEnd128));
+    // Not 0: tensors without elements share one storage, and Fsdp releases and fills each bucket's.
+    b.size = round_up(std::max<std::int64_t>(b.size, 1),
+                      std::lcm(options.slice_multiple * ranks_of(b, options), kEnd128));
     done.push_back(std::move(b));
     open.erase(open.begin() + static_cast<std::ptrdiff_t>(i));
     typical.erase(typical.begin() + static_cast<std::ptrdiff_t>(i));

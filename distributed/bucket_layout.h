@@ -50,11 +50,11 @@ std::int64_t typical_size(const NamedTensor& parameter, const Layout& layout,
 
 /// Plans the buckets of a model. Parameters are taken in reverse order, because backward reaches
 /// the last ones first; a bucket holds one kind and dtype. Every parameter starts at a multiple of
-/// 64 elements. A bucket's size is a multiple of 128 and of the number of ranks, so that each rank
-/// can own an equal slice. The result is sorted by the buckets' last parameters. Bucket boundaries
-/// depend on sizes that are equal on every rank, not on the shards of this rank: all ranks have the
-/// same parameters in the same buckets and send them at the same point of backward.
-/// Throws Error unless grad_dtype is f32 or bf16, and on a bucket_size below 0.
+/// 64 elements. A bucket's size is above 0 and a multiple of 128 and of the number of ranks, so
+/// that each rank can own an equal slice. The result is sorted by the buckets' last parameters.
+/// Bucket boundaries depend on sizes that are equal on every rank, not on the shards of this rank:
+/// all ranks have the same parameters in the same buckets and send them at the same point of
+/// backward. Throws Error unless grad_dtype is f32 or bf16, and on a bucket_size below 0.
 std::vector<BucketLayout> plan_buckets(const NamedTensors& parameters, const Layout& layout,
                                        const BucketOptions& options);
 

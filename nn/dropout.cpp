@@ -17,13 +17,13 @@ Tensor Dropout::operator()(const Tensor& x, const std::optional<TokenPart>& part
           part->count, part->count, x.shape());
     const auto token = static_cast<std::uint64_t>(x.dim(-1));
     RandomKey key =
-        RandomScope::key_for(stream(), static_cast<std::uint64_t>(part->tokens) * token, token);
+        RandomScope::key_for(random_stream(), static_cast<std::uint64_t>(part->tokens) * token, token);
     key.first += static_cast<std::uint64_t>(part->first) * token;
     return dropout(x, p, key);
   }
   const auto row = static_cast<std::uint64_t>(x.ndim() ? x.numel() / x.dim(0) : 1);
   const auto token = static_cast<std::uint64_t>(x.ndim() ? x.dim(-1) : 1);
-  return dropout(x, p, RandomScope::key_for(stream(), row, token));
+  return dropout(x, p, RandomScope::key_for(random_stream(), row, token));
 }
 
 void Dropout::drop_weights(weft::AttentionOptions& how, const Shard::Heads& heads,
@@ -34,7 +34,7 @@ void Dropout::drop_weights(weft::AttentionOptions& how, const Shard::Heads& head
   how.key_rows = tokens.rows;
   const auto keys = static_cast<std::uint64_t>(tokens.keys / tokens.rows);
   RandomKey key = RandomScope::key_for(
-      stream(), static_cast<std::uint64_t>(heads.all * tokens.queries) * keys, keys);
+      random_stream(), static_cast<std::uint64_t>(heads.all * tokens.queries) * keys, keys);
   key.first += static_cast<std::uint64_t>(heads.first * (tokens.queries / tokens.rows)) * keys;
   how.key = key;
 }

@@ -176,6 +176,15 @@ std::string to_string(const Module& root) {
   return out;
 }
 
+std::uint64_t Module::random_stream() const {
+  if (stream_ == 0 && RandomScope::current())
+    throw Error(message(
+        "module: in a RandomScope modules that draw random numbers must have names, call "
+        "nn::assign_names(model), got none for {}",
+        describe()));
+  return stream_;
+}
+
 std::ostream& operator<<(std::ostream& out, const Module& m) { return out << to_string(m); }
 
 DeviceScope::DeviceScope(Device device, DType dtype)

@@ -163,6 +163,9 @@ class Module {
 
   /// stream_of() the dotted name that assign_names() gave this module; 0 before it.
   std::uint64_t stream() const { return stream_; }
+  /// stream(), for the key of random numbers.
+  /// Throws Error in a RandomScope if the module has no name: all such modules would draw the same.
+  std::uint64_t random_stream() const;
 
   /// How this module is sharded over ranks; null: it is not. A parallel plan sets it.
   std::shared_ptr<const Shard> shard;
@@ -178,7 +181,8 @@ class Module {
 };
 
 /// Gives every module its dotted name relative to `root`, the key of its dropout. Gpt(), init(),
-/// materialise() and to_empty() call it; call it on other models before training with dropout.
+/// materialise() and to_empty() call it; call it on other models before training with dropout in a
+/// RandomScope.
 void assign_names(Module& root);
 
 /// The tree with shapes, parameter counts and dtypes.

@@ -38,5 +38,12 @@ TEST_CASE("restorer: a restore that failed can be tried again") {
   CHECK(x.data<float>()[0] == 7);
 }
 
+TEST_CASE("restorer: the storage that empty tensors share keeps none") {
+  Storage* const s = Tensor::empty({0, 3}).storage();
+  release_until_needed(s, new Sevens(0));
+  CHECK(s->restorer == nullptr);
+  CHECK_FALSE(s->released);
+}
+
 }  // namespace
 }  // namespace weft

@@ -76,6 +76,40 @@ TEST_CASE("mlp: bf16 gradients of weights and biases go into f32 sums") {
   for (int i = 0; i < want.size(); ++i) CHECK(mismatch(got[i], want[i], 2e-2) == "");
 }
 
+TEST_CASE("mlp: f32 sums of 16-bit parameters when the first layer or its bias is frozen") {
+  const auto sums = [](const Device& device, DType dtype, Activation a, std::int64_t rows,
+                       bool train_up, bool train_bias) {
+    Tape tape;
+    TensorList leaves;
+    for (const Tensor& t : inputs(rows, 8, 16, 8, a))
+      leaves.push_back(t.to(dtype).to(device).detach().set_requires_grad());
+    leaves[1].set_requires_grad(train_up);
+    leaves[2].set_requires_grad(train_bias);
+    for (const Tensor& t : leaves)
+      if (t.requires_grad()) t.set_main_grad(Tensor::ones(t.shape(), DType::f32).to(device));
+    const Tensor y = mlp(leaves[0], leaves[1], leaves[2], leaves[3], leaves[4], {.activation = a});
+    y.backward(random({rows, 8}, 9, dtype).to(device));
+    TensorList out;
+    for (const Tensor& t : leaves)
+      if (t.requires_grad()) out.push_back(t.main_grad().to(kCpu));
+    return out;
+  };
+  for (const Activation a : kActivations)
+    for (const DType dtype : {DType::bf16, DType::f16})
+      for (const std::int64_t rows : {6, 0})
+        for (const bool up : {false, true})
+          for (const bool bias : {false, true}) {
+            CAPTURE(static_cast<int>(a));
+            CAPTURE(dtype);
+            CAPTURE(rows);
+            CAPTURE(up);
+            CAPTURE(bias);
+            const TensorList want = sums(kCpu, dtype, a, rows, up, bias),
+                             got = sums(kGpu, dtype, a, rows, up, bias);
+            for (int i = 0; i < want.size(); ++i) CHECK(mismatch(got[i], want[i], 2e-2) == "");
+          }
+}
+
 TEST_CASE("mlp: a recomputed region gives the same bits") {
   for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
     TensorList leaves;

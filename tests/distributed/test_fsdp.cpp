@@ -1,6 +1,7 @@
 // Fsdp against the sharded optimizer, which keeps all parameters and gradients.
 #include <doctest/doctest.h>
 
+#include "weft/autograd/elementwise.h"
 #include "weft/core/allocator.h"
 #include "weft/distributed/fsdp.h"
 #include "weft/distributed/sharded_optimizer.h"
@@ -80,8 +81,9 @@ Outcome train(World& w, const Case& at, const How& how, const GptConfig& c, DTyp
   Outcome out;
   const std::int64_t rows = kRows / mesh.dp().size(), each = rows / micros;
   for (int step = 0; step < steps; ++step) {
-    const Tensor text =
-        test::random({kRows, kTokens + 1}, 5 + static_cast<std::uint64_t>(step), DType::i32);
+    const Tensor text = minimum(
+        test::random({kRows, kTokens + 1}, 5 + static_cast<std::uint64_t>(step), DType::i32),
+        static_cast<double>(c.vocab - 1));
     adam->zero_grad();
     double sum = 0;
     for (std::int64_t m = 0; m < micros; ++m) {
@@ -148,6 +150,21 @@ TEST_CASE("fsdp: stages 2 and 3 have the bits of the sharded optimizer") {
           }
         }
       });
+}
+
+TEST_CASE("fsdp: a rank of tp without rows of the vocabulary") {
+  for (const Case& at : {Case{8, {.tp = 4}}, Case{16, {.tp = 4, .dp_replicate = 2}}})
+    test::distributed_test({at.ranks}, [&](World& w) {
+      GptConfig c = small(false);
+      c.vocab = 9;  // 3 of 4 ranks have 3 rows each
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        const Outcome want = train(w, at, kZero, c, dtype, 1, 3);
+        for (const How& how : {kZero3, kZero2, kSome, kBlocking}) {
+          CAPTURE(std::string(how.name));
+          same(train(w, at, how, c, dtype, 1, 3), want);
+        }
+      }
+    });
 }
 
 TEST_CASE("fsdp: micro-batches are added in f32, the same way in every stage") {
