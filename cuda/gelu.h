@@ -18,7 +18,7 @@ __device__ inline C gelu_tanh(C x) {
 template <class C>
 __device__ inline C gelu_tanh_bwd(C x, C dy) {
   if constexpr (std::is_same_v<C, float>) {
-    const C square = x * x;
+    const C square = fminf(x * x, C(kGeluFlat));
     const C s = fast_sigmoid(2 * C(kSqrt2OverPi) * x * (C(1) + C(kGeluCubic) * square));
     const C du = 2 * C(kSqrt2OverPi) * (C(1) + C(3 * kGeluCubic) * square);
     return dy * (s + x * s * (C(1) - s) * du);

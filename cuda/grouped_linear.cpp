@@ -69,6 +69,42 @@ class Pool {
   std::vector<std::unique_ptr<ForkEvents>> free_;
 };
 
+// Side streams that have waited for `main`, which waits for them at the end: also when a product
+// fails, since the memory of the operands is then free for the next use on `main`.
+class Fork {
+ public:
+  Fork(const Stream& main, Device device, int sides)
+      : main_(main), side_(sides_of(device).streams), sides_(sides) {
+    events_ = Pool::get().take(device);
+    events_->forked.record(main);
+    for (int i = 0; i < sides; ++i) events_->forked.wait(side_[i]);
+  }
+  ~Fork() {
+    try {
+      join();
+    } catch (...) {
+      // The error that ended the scope is reported.
+    }
+  }
+  Fork(const Fork&) = delete;
+  const Stream& side(int i) const { return side_[i]; }
+  void join() {
+    if (!events_) return;
+    std::unique_ptr<ForkEvents> events = std::move(events_);
+    for (int i = 0; i < sides_; ++i) {
+      events->joined[i].record(side_[i]);
+      events->joined[i].wait(main_);
+    }
+    Pool::get().give(std::move(events));
+  }
+
+ private:
+  const Stream main_;
+  const Stream* const side_;
+  const int sides_;
+  std::unique_ptr<ForkEvents> events_;
+};
+
 Tensor from(const Tensor& t, std::int64_t offset) {
   return t.alias({t.numel() - offset}, {1}, offset);
 }
@@ -86,29 +122,18 @@ void grouped_gemm(const Tensor& a, const Tensor& b, GroupedProduct kind, const T
   // A capture stays on its stream.
   const bool alone = Graph::capturing() != nullptr;
   const int sides = alone ? 0 : static_cast<int>(std::min<std::int64_t>(busy, kStreams)) - 1;
-  const Stream* side = nullptr;
-  std::unique_ptr<ForkEvents> events;
-  if (sides > 0) {
-    side = sides_of(a.device()).streams;
-    events = Pool::get().take(a.device());
-    events->forked.record(main);
-    for (int i = 0; i < sides; ++i) events->forked.wait(side[i]);
-  }
+  std::optional<Fork> fork;
+  if (sides > 0) fork.emplace(main, a.device(), sides);
   std::int64_t first = 0, index = 0;
   for (std::int64_t e = 0; e < groups; first += n[e++]) {
     if (n[e] == 0) continue;
     const GroupOperands g(kind, e, first, n[e], width.outputs, width.inputs, accumulate);
     const auto lane = static_cast<int>(index++ % (sides + 1));
     std::optional<StreamScope> scope;
-    if (lane > 0) scope.emplace(side[lane - 1]);
+    if (lane > 0) scope.emplace(fork->side(lane - 1));
     gemm(from(a, g.a), from(b, g.b), g.shape, scratch, from(out, g.out));
   }
-  if (!side) return;
-  for (int i = 0; i < sides; ++i) {
-    events->joined[i].record(side[i]);
-    events->joined[i].wait(main);
-  }
-  Pool::get().give(std::move(events));
+  if (fork) fork->join();
 }
 
 }  // namespace weft::cuda

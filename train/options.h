@@ -68,19 +68,25 @@ struct OptimizerOptions {
     v("warmup", warmup, "steps of linear warm-up; below 0: a twentieth of --steps");
     v("schedule", schedule, optim::kScheduleWords, "course of the learning rate after warm-up",
       any().shown_first());
-    v("weight-decay", weight_decay, "decoupled weight decay of matrices", at_least(0));
+    const auto of_adamw = [this](Rule rule) {
+      return rule.needs(kind != optim::Kind::sgd, "optimizer adamw, got sgd");
+    };
+    v("weight-decay", weight_decay,
+      "weight decay of matrices: decoupled with AdamW; with SGD L2, added to the gradient",
+      at_least(0));
     v("beta1", beta1, "AdamW's first moment; SGD's momentum", fraction());
-    v("beta2", beta2, "AdamW's second moment", fraction());
-    v("eps", eps, "AdamW's epsilon", above(0));
+    v("beta2", beta2, "AdamW's second moment", of_adamw(fraction()));
+    v("eps", eps, "AdamW's epsilon", of_adamw(above(0)));
     v("clip", clip, "largest gradient norm; 0: no clipping", at_least(0));
     v("optimizer", kind, optim::kKindWords, "what turns gradients into steps", any().shown_first());
     v("state-dtype", state_dtype, kStateDTypeWords,
-      "AdamW's moments; bf16: the first one only; fp8: e4m3 with a scale for 32 values");
+      "AdamW's moments; bf16: the first one only; fp8: e4m3 with a scale for 32 values",
+      of_adamw(any()));
     v("second-moment-dtype", second_moment, kSecondMomentWords,
-      "AdamW's second moment; auto: by --state-dtype");
+      "AdamW's second moment; auto: by --state-dtype", of_adamw(any()));
     v("master-weights", master_weights, optim::kMasterWeightsWords,
-      "with --dtype bf16 or fp8: f32 copies, the same numbers in 2 bytes a weight less, or none; "
-      "f16 always has f32 copies");
+      "with --dtype bf16 or fp8: f32 copies; remainder: the same values in 2 bytes fewer per "
+      "weight; or none; f16 always has f32 copies");
     v("rounding", rounding, kStateRoundingWords,
       "of moments in bf16 and fp8, and of weights without masters; auto: stochastic where small "
       "steps would be lost");

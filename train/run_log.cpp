@@ -1,16 +1,17 @@
 #include "weft/train/run_log.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
+#include "weft/core/dispatch.h"
 #include "weft/core/error.h"
+#include "weft/core/kernels/cuda_runtime.h"
 #include "weft/core/random.h"
 #include "weft/distributed/agree.h"
+#include "weft/distributed/gpu_of_rank.h"
 #include "weft/io/file.h"
 #include "weft/train/terminal.h"
 
@@ -26,19 +27,13 @@ std::string test_zones(int rank) {
   return io::exists(own) ? own : zones;
 }
 
-// Identifies the source of a rank's energy counter: the host, or its GPU.
-std::int64_t meter_of(Device device, const std::string& zones) {
-  char host[256] = "";
-  gethostname(host, sizeof host - 1);
-  return static_cast<std::int64_t>(stream_of(message("{} {} {}", host, device, zones)) >> 1);
-}
-
 // Among ranks that share a meter the first one reads it.
 EnergyCounters counters_of(const Options& options, const Ranks& ranks) {
   if (options.run.energy == Energy::off || ranks.device().is_meta()) return {};
   const std::string zones = test_zones(ranks.rank());
-  const std::vector<std::array<std::int64_t, 1>> meters =
-      distributed::from_all(ranks.host(), std::array{meter_of(ranks.device(), zones)});
+  const std::vector<std::array<std::int64_t, 1>> meters = distributed::from_all(
+      ranks.host(),
+      std::array{static_cast<std::int64_t>(stream_of(meter_of(ranks.device()) + " " + zones))});
   const auto own = meters[static_cast<std::size_t>(ranks.rank())];
   if (std::find(meters.begin(), meters.end(), own) - meters.begin() != ranks.rank()) return {};
   EnergyCounters counters =
@@ -49,6 +44,13 @@ EnergyCounters counters_of(const Options& options, const Ranks& ranks) {
 }
 
 }  // namespace
+
+std::string meter_of(Device device) {
+  std::string name = distributed::machine_name();
+  if constexpr (kWithCuda)
+    if (device.is_cuda()) name += " " + cuda::rt::pci_address(device.index);
+  return name;
+}
 
 RunLog::RunLog(const Task& task, const Options& options, const Ranks& ranks)
     : task_(task), options_(options), ranks_(ranks), energy_(counters_of(options, ranks)) {

@@ -20,6 +20,10 @@ struct Pending {
   StepResult result;
 };
 
+/// The source of a device's energy counter among those of all machines: its machine, or its GPU,
+/// which a launcher may show to each rank as cuda:0.
+std::string meter_of(Device device);
+
 /// Reports the steps of a run: rows of metrics.jsonl, the progress line, and the final report. All
 /// ranks make every call together; the first one writes.
 class RunLog {

@@ -374,6 +374,8 @@ std::vector<Value> TrainStep::evaluate(const data::EvalLoader& loader) {
     total[2 * i + 1] = counts[i];
   }
   ranks_.add_up(totals);
+  check(size > 0 && total[1] > 0, "evaluation: at least 1 target of {} rows must count, got none",
+        loader.rows());
   for (std::size_t i = 0; i < values.size(); ++i)
     values[i].value = total[2 * i + 1] > 0 ? total[2 * i] / total[2 * i + 1] : 0;
   return values;

@@ -30,6 +30,9 @@ inline constexpr double kSqrt2OverPi = 0.79788456080286535588;
 inline constexpr double kSqrtHalf = 0.70710678118654752440;
 inline constexpr double kInverseSqrt2Pi = 0.39894228040143267794;
 inline constexpr double kGeluCubic = 0.044715;
+/// Beyond this square of x the slope of tanh GELU is 0 or 1 in every dtype. A larger square could
+/// overflow, and infinity times 0 is NaN.
+inline constexpr double kGeluFlat = 1e8;
 
 /// A number as the second operand of an op. Integer sums and products wrap around, so that -1 is
 /// 255 in u8; a bound outside the range must remain a bound.
@@ -139,7 +142,7 @@ constexpr C apply(C a, C b) {
     const C s = sigmoid_of(a);
     return b * s * (C(1) + a * (C(1) - s));
   } else if constexpr (op == BinaryOp::gelu_tanh_bwd) {
-    const C square = a * a;
+    const C square = a * a < C(kGeluFlat) ? a * a : C(kGeluFlat);
     const C t = std::tanh(C(kSqrt2OverPi) * a * (C(1) + C(kGeluCubic) * square));
     const C du = C(kSqrt2OverPi) * (C(1) + C(3 * kGeluCubic) * square);
     return b * (C(0.5) * (C(1) + t) + C(0.5) * a * (C(1) - t * t) * du);

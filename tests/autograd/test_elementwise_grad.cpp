@@ -236,6 +236,19 @@ TEST_CASE("elementwise: the slope of silu is 0 far below 0") {
     }
 }
 
+TEST_CASE("elementwise: the slope of tanh GELU is 0 or 1 far from 0") {
+  for (const DType t : {DType::f32, DType::bf16, DType::f64})
+    for (const double x : {1e4, 1e19, 1e20, 1e38, t == DType::f64 ? 1e200 : 3e38})
+      for (const double side : {-1.0, 1.0}) {
+        CAPTURE(x);
+        CAPTURE(side);
+        const Tensor at = Tensor::full({19}, side * x, t).set_requires_grad();
+        Tape tape;
+        const Tensor slope = tape.gradients(gelu(at, Gelu::tanh), {at}, Tensor::ones({19}, t))[0];
+        CHECK(abs(slope - (side > 0 ? 1 : 0)).max().item() < 1e-20);
+      }
+}
+
 TEST_CASE("elementwise: powers of zero have finite gradients") {
   Tensor a = Tensor::of({0, 0, 2}, {3}, DType::f64), b = Tensor::of({2, 0, 0}, {3}, DType::f64);
   a.set_requires_grad();

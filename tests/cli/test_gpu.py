@@ -84,7 +84,7 @@ def meta_predicts_the_peak(folder):
                               ["--dtype", "bf16", "--micro-batch", "2", "--recompute", "full"],
                               ["--dtype", "bf16", "--master-weights", "remainder", "--mtp", "1"],
                               ["--arch", "llama", "--kv-heads", "1", "--recompute", "selective"],
-                              ["--optimizer", "sgd", "--micro-batch", "1", "--state-dtype", "f16"],
+                              ["--optimizer", "sgd", "--micro-batch", "1"],
                               ["--state-dtype", "f16", "--dim", "48", "--vocab", "300"],
                               ["--arch", "llama", "--attention", "mla", "--q-lora", "24"],
                               ["--pattern", "da", "--dtype", "bf16", "--recompute", "full"])):

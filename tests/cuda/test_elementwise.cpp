@@ -15,6 +15,7 @@ using test::different_bits;
 using test::disagreement;
 using test::kGpu;
 using test::kNumbers;
+using test::mismatch;
 using test::one;
 using test::Op;
 using test::random;
@@ -147,6 +148,19 @@ TEST_CASE("elementwise: comparisons and where") {
       CHECK(different_bits(where(lt(ga, gb), ga, gb).to(kCpu), where(lt(a, b), a, b)) == "");
       CHECK(different_bits(le(ga, gx).to(kCpu), le(a, x)) == "");
     });
+  }
+}
+
+TEST_CASE("elementwise: the slope of tanh GELU is 0 or 1 far from 0, and NaN of NaN") {
+  for (const DType t : {DType::f32, DType::bf16, DType::f64}) {
+    const double far = t == DType::f64 ? 1e200 : 3e38;
+    const Tensor x = Tensor::of({-far, -1e20, -1e4, 1e4, 1e20, far, NAN}, {7}, DType::f64).to(t),
+                 at = x.to(kGpu).detach().set_requires_grad();
+    Tape tape;
+    const Tensor slope = tape.gradients(gelu(at), {at}, Tensor::ones({7}, t).to(kGpu))[0];
+    CHECK(mismatch(slope.to(kCpu).narrow(0, 0, 6), Tensor::of({0, 0, 0, 1, 1, 1}, {6}, t), 0) ==
+          "");
+    CHECK(std::isnan(slope.narrow(0, 6, 1).item()));
   }
 }
 

@@ -313,6 +313,15 @@ TEST_CASE("options: incompatible settings are refused") {
         "--schedule: must be one of constant, linear, cosine, wsd, got 'cos'");
   CHECK(refusal({"--optimizer", "muon"}) ==
         "--optimizer: muon does not exist yet; use adamw or sgd");
+  for (const auto& [flag, value] : {std::pair{"--beta2", "0.9"},
+                                    {"--eps", "1e-6"},
+                                    {"--state-dtype", "bf16"},
+                                    {"--second-moment-dtype", "f16"}}) {
+    CHECK(refusal({"--optimizer", "sgd", flag, value}) ==
+          std::string(flag) + ": needs --optimizer adamw, got sgd");
+    CHECK(refusal({flag, value}) == "no error");
+  }
+  CHECK(refusal({"--optimizer", "sgd", "--beta1", "0.8", "--weight-decay", "0"}) == "no error");
   CHECK(refusal({"--tie", "maybe"}) == "--tie: must be one of auto, on, off, got 'maybe'");
   CHECK(refusal({"--dp", "1000001"}) == "--dp: must be at most 1000000, got 1000001");
   CHECK(refusal({"--lr", "0"}) == "--lr: must be above 0, got 0");

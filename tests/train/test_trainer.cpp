@@ -289,6 +289,30 @@ TEST_CASE("trainer: ranks start from the first rank's values and a NaN on one st
   CHECK(!io::exists(o.out + "/metrics.jsonl"));
 }
 
+TEST_CASE("trainer: an evaluation without a target that counts is an error on every rank") {
+  const test::TempFolder folder;
+  const test::Silence silence;
+  const data::TensorDataset training = labelled(),
+                            ignored(points(), Tensor::full({kPoints}, data::kIgnore, DType::i32));
+  for (const std::int64_t ranks : {0, 2}) {
+    Options o = options_of(folder / std::to_string(ranks), 2);
+    o.parallel.ranks = ranks;
+    o.run.keep_best = true;
+    std::string errors[2];
+    run_on_ranks(o, [&](const Ranks& r) {
+      TwoLayers model;
+      Trainer trainer(
+          model, o, [&](const data::Batch& b) { return loss_of(model, b); }, r);
+      errors[r.rank()] = error_of([&] { trainer.fit(training, ignored); });
+      return 0;
+    });
+    for (int r = 0; r < std::max<int>(1, static_cast<int>(ranks)); ++r)
+      CHECK(errors[r] == "evaluation: at least 1 target of 60 rows must count, got none");
+    CHECK(!io::exists(o.out + "/best"));
+    CHECK(rows_of(o).size() == 2);
+  }
+}
+
 TEST_CASE("trainer: norms and zero counts cover the whole model in every layout") {
   const test::TempFolder folder;
   const test::Silence silence;

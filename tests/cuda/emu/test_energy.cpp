@@ -5,7 +5,9 @@
 #include <cstdlib>
 
 #include "weft/core/energy.h"
+#include "weft/distributed/gpu_of_rank.h"
 #include "weft/tests/cuda/gpu.h"
+#include "weft/train/run_log.h"
 
 namespace weft::energy_test {
 
@@ -28,6 +30,13 @@ TEST_CASE("X3: only the energy of the computing GPU counts") {
   CHECK(m.total() == 2.751);
   CHECK(*starts == 1);
   CHECK(energy_counters({Device::Kind::meta_cuda, 0}).empty());
+}
+
+TEST_CASE("energy: a meter is that of a GPU, whatever its number, or of a machine") {
+  const std::string machine = distributed::machine_name();
+  CHECK(train::meter_of(kCpu) == machine);
+  CHECK(train::meter_of(test::kGpu) == machine + " 0000:09:00.0");
+  CHECK(train::meter_of({Device::Kind::cuda, 1}) == machine + " 0000:08:00.0");
 }
 
 }  // namespace weft::energy_test

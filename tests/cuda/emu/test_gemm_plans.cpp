@@ -5,6 +5,7 @@
 #include <chrono>
 #include <thread>
 
+#include "weft/autograd/grouped_linear.h"
 #include "weft/autograd/linear.h"
 #include "weft/autograd/matmul.h"
 #include "weft/tests/cuda/emu/lt_library.h"
@@ -23,6 +24,10 @@ using test::with_epilogue;
 constexpr Device kSecond{Device::Kind::cuda, 1};
 
 std::atomic<int> inside{0}, met{0};
+
+// The third product fails.
+std::atomic<int> products{0};
+int refuse_third(std::uint32_t) { return ++products == 3 ? 14 : 0; }
 
 // Two calls must be inside at the same time; gives up after some seconds.
 int wait_for_another(std::uint32_t) {
@@ -55,6 +60,24 @@ TEST_CASE("gemm plans: an epilogue that only the launch refuses runs in parts") 
   CHECK(error_of([&] {
           (void)linear(x, random({8, 8}, 3, DType::f32).to(kGpu), b);
         }) == "cuda: cublasLtMatmul failed with status 14 for a product of 4 x 8 x 8, batch 1");
+}
+
+TEST_CASE("gemm plans: the streams of groups are joined when a product fails") {
+  const test::LtLibrary library;
+  const std::int64_t counts[] = {2, 3, 1, 2};
+  const Tensor rows = Tensor::from(std::span<const std::int64_t>(counts), {4});
+  const Tensor x = random({8, 4}, 1, DType::f32).to(kGpu),
+               w = random({4, 4, 4}, 2, DType::f32).to(kGpu);
+  cuda::synchronize(kGpu);
+  products = 0;
+  emu::control.at_matmul = refuse_third;
+  CHECK(error_of([&] { (void)grouped_linear(x, w, {}, rows); }).find("status 14") !=
+        std::string::npos);
+  // Takes the memory of the result, into which another stream was to write.
+  const Tensor next = Tensor::full({8, 4}, 7, DType::f32, kGpu);
+  (void)next.to(kCpu);
+  cuda::synchronize(kGpu);
+  CHECK(mismatch(next.to(kCpu), Tensor::full({8, 4}, 7, DType::f32), 0) == "");
 }
 
 TEST_CASE("gemm plans: two devices launch at the same time") {
