@@ -16,8 +16,8 @@ Tensor Dropout::operator()(const Tensor& x, const std::optional<TokenPart>& part
     check(part->is_part(x), "dropout: x must be the part's {} tokens, (1, {}, dim), got {}",
           part->count, part->count, x.shape());
     const auto token = static_cast<std::uint64_t>(x.dim(-1));
-    RandomKey key =
-        RandomScope::key_for(random_stream(), static_cast<std::uint64_t>(part->tokens) * token, token);
+    RandomKey key = RandomScope::key_for(random_stream(),
+                                         static_cast<std::uint64_t>(part->tokens) * token, token);
     key.first += static_cast<std::uint64_t>(part->first) * token;
     return dropout(x, p, key);
   }

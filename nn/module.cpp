@@ -178,10 +178,10 @@ std::string to_string(const Module& root) {
 
 std::uint64_t Module::random_stream() const {
   if (stream_ == 0 && RandomScope::current())
-    throw Error(message(
-        "module: in a RandomScope modules that draw random numbers must have names, call "
-        "nn::assign_names(model), got none for {}",
-        describe()));
+    throw Error(
+        message("module: in a RandomScope modules that draw random numbers must have names, call "
+                "nn::assign_names(model), got none for {}",
+                describe()));
   return stream_;
 }
 

@@ -108,9 +108,9 @@ Tensor Router::logits_of(const Tensor& input, const RouterInput& in) const {
     const TokenPart* part = part_of_batch(in, input.dim(0));
     const std::int64_t length =
         part ? part->tokens : input.dim(0) / std::max<std::int64_t>(in.sequences, 1);
-    RandomKey k =
-        RandomScope::key_for(random_stream() + stream_number, static_cast<std::uint64_t>(length * width),
-                             static_cast<std::uint64_t>(width));
+    RandomKey k = RandomScope::key_for(random_stream() + stream_number,
+                                       static_cast<std::uint64_t>(length * width),
+                                       static_cast<std::uint64_t>(width));
     if (part) k.first += static_cast<std::uint64_t>(part->first * width);
     return k;
   };

@@ -41,6 +41,7 @@ TEST_CASE("router_module: R4 a zero weight gives the coefficient in every scope"
 
 TEST_CASE("router_module: R12 forced balance differs by rank and keeps the gate's gradient") {
   Router router(16, 8, {.route = {.topk = 2}, .force_balance = true});
+  nn::assign_names(router);
   const Tensor x = random({4096, 8}, 1, DType::f32);
   const auto chosen = [&](std::uint64_t row, std::uint64_t micro) {
     const RandomScope scope({.seed = 3, .step = 5, .micro_batch = micro, .first_global_row = row});
@@ -59,6 +60,7 @@ TEST_CASE("router_module: R12 forced balance differs by rank and keeps the gate'
   CHECK(sum(abs(run(router, x).dweight)).item() > 0);
   // A fixed uneven load: the same experts are busiest in every step.
   Router uneven(16, 8, {.route = {.topk = 2}, .force_balance = true, .force_bias = 1});
+  nn::assign_names(uneven);
   const auto busiest = [&](std::uint64_t step) {
     const RandomScope scope({.seed = 3, .step = step});
     return count_experts(uneven(x).routing.experts, 16);
@@ -69,6 +71,7 @@ TEST_CASE("router_module: R12 forced balance differs by rank and keeps the gate'
 
 TEST_CASE("router_module: jitter acts only in training and draws by global row") {
   Router router(4, 8, {.route = {.topk = 2}, .jitter = 0.1});
+  nn::assign_names(router);
   Router plain = nn::clone(router);
   plain.config.jitter = 0;
   const Tensor x = random({12, 8}, 1, DType::f32);
@@ -124,6 +127,8 @@ TEST_CASE("router_module: a recomputed region gives the same bits and counts onc
         .z_loss = 0.01,
         .jitter = 0.1};
     Router once(4, 8, c), twice(4, 8, c);
+    nn::assign_names(once);
+    nn::assign_names(twice);
     twice.load_state_dict(once.state_dict());
     for (std::uint64_t micro = 0; micro < 3; ++micro) {
       const RandomScope scope({.seed = 1, .step = 1, .micro_batch = micro});

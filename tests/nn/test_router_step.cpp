@@ -186,6 +186,7 @@ TEST_CASE("router_step: a warm step allocates nothing") {
                     .z_loss = 1,
                     .capacity_factor = 1,
                     .jitter = 0.1});
+    nn::assign_names(stack);
     nn::RouterStep step(stack);
     const Tensor x = random({64, 8}, 1, DType::f32);
     std::int64_t news = 0, system = 0;
