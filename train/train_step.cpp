@@ -80,7 +80,8 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
       task_.model, task_.loss, *optimizer_,
       SequentialSchedule::Options{.micro_batch = options.micro_batch,
                                   .seed = static_cast<std::uint64_t>(options.machine.seed),
-                                  .waits = shards && !by_part});
+                                  .waits = shards && !by_part,
+                                  .reports = ranks.is_first()});
   // Last, so that a constructor that throws leaves the model unchanged.
   if (by_part)
     change_shard(task_.model, [this](nn::Shard& s) {
