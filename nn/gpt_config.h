@@ -53,7 +53,7 @@ struct GptConfig {
   double norm_eps = 1e-5;
   bool qk_norm = false;
   bool qk_norm_joint = false;   ///< over all heads of queries and of keys, in place of each head
-  double clip_qkv = 0;          ///< queries, keys and values are clamped to this; 0: not
+  double clip_qkv = 0;          ///< queries, keys and values are clamped to this; 0: off
   std::int64_t rotary_dim = 0;  ///< rotated elements at the start of a head; 0: all
   bool attn_gate = false;
   bool zero_centered_norm = false;
@@ -149,7 +149,7 @@ void GptConfig::fields(V& v) {
   v("qk-norm", qk_norm, "RMSNorm on queries and keys", any().of_first_model());
   v("qk-norm-joint", qk_norm_joint, "one --qk-norm over all heads, in place of one for each head",
     any().needs(qk_norm, "qk-norm").of_model());
-  v("clip-qkv", clip_qkv, "queries, keys and values are clamped to [-this, this]; 0: not",
+  v("clip-qkv", clip_qkv, "queries, keys and values are clamped to [-this, this]; 0: off",
     at_least(0).of_model());
   v("zero-centered-norm", zero_centered_norm, "norms multiply by 1 + their weight (llama only)",
     any().of_model());
@@ -185,7 +185,7 @@ void GptConfig::fields(V& v) {
     "--rope-mscale-all; 0: 1 and no such divisor",
     for_yarn(at_least(0)));
   v("rope-mscale-all", rope_scaling.mscale_all,
-    "yarn, mla: scores are multiplied by (0.1 m ln(rope-factor) + 1)^2 with this m; 0: not",
+    "yarn, mla: scores are multiplied by (0.1 m ln(rope-factor) + 1)^2 with this m; 0: off",
     for_yarn(at_least(0)));
   v("rotary-dim", rotary_dim, "rotated elements at the start of a head; 0: all", size.of_model());
   v("head-dim", head_size, "elements of a head; 0: dim / heads", size.of_model());
