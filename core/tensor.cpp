@@ -105,7 +105,7 @@ Tensor Tensor::arange(double start, double end, double step, DType dtype, Device
   Tensor out = empty({n}, dtype);
   dispatch_all(dtype, [&]<class T>() {
     T* p = out.data<T>();
-    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {  // an i64 may be no double
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {  // f64 may not hold an i64
       const auto first = static_cast<std::int64_t>(start), by = static_cast<std::int64_t>(step);
       for (std::int64_t i = 0; i < n; ++i) p[i] = static_cast<T>(first + i * by);
     } else {

@@ -2,15 +2,16 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "weft/core/tensor.h"
+#include "weft/core/named_tensor.h"
 
 namespace weft::data {
 
-/// Rows of a dataset, along the first axis of both tensors. For tokens both are (rows, seq), i32,
-/// and targets[i][t] is the token after inputs[i][t].
+/// Rows of a dataset, along the first axis of its tensors. For tokens inputs and targets are (rows,
+/// seq), i32, and targets[i][t] is the token after inputs[i][t].
 struct Batch {
   Tensor inputs;
   Tensor targets;
@@ -20,16 +21,27 @@ struct Batch {
   /// What train::Task::totals counted in all rows of the step, of all ranks; null: nothing, as in
   /// evaluation.
   Tensor totals = {};
+  /// Further tensors with one row per example, such as a second input or a mask. Every batch of a
+  /// dataset has the same names in the same order.
+  NamedTensors more = {};
 
+  /// The tensor of that name in `more`.
+  /// Throws Error if there is none.
+  const Tensor& at(std::string_view name) const;
   std::int64_t rows() const { return inputs.dim(0); }
   std::int64_t targets_per_row() const { return targets.numel() / targets.dim(0); }
   /// Rows [first, first + count), as views.
   Batch narrow(std::int64_t first, std::int64_t count) const;
-  /// With inputs and targets on that device.
-  Batch to(Device device) const {
-    return {inputs.to(device), targets.to(device), positions, totals};
-  }
+  /// With inputs, targets and more on that device.
+  Batch to(Device device) const;
 };
+
+/// The same names with f(tensor) of each.
+template <class F>
+NamedTensors each_tensor(NamedTensors tensors, F&& f) {
+  for (NamedTensor& t : tensors) t.tensor = f(t.tensor);
+  return tensors;
+}
 
 /// A target of an integer type that the loss ignores.
 inline constexpr std::int32_t kIgnore = -100;
@@ -47,7 +59,8 @@ class Dataset {
   /// Says that rows() will be asked for these rows soon, so that files can be read in the
   /// background.
   virtual void will_read(std::span<const std::int64_t>) const {}
-  /// Whether rows of zeros with targets kIgnore may fill the last batch of an evaluation.
+  /// Whether rows of zeros with targets kIgnore may fill the last batch of an evaluation; `more`
+  /// has zeros there too.
   virtual bool allows_padding() const { return false; }
   /// The properties of the data that a saved position depends on, by name, for checkpoints.
   virtual std::vector<std::pair<std::string, std::int64_t>> identity() const {
@@ -67,13 +80,15 @@ class Dataset {
 /// have the same, but files of other contents, order or tokenizers do not. 0 without rows.
 std::uint32_t fingerprint(const Dataset& dataset);
 
-/// Examples given as two CPU tensors with one row per example.
+/// Examples given as CPU tensors with one row per example.
 ///
 ///   data::TensorDataset train(images, labels);  // (n, 784) f32 and (n) i32
+///   data::TensorDataset more(images, labels, {{"text", ids}, {"mask", mask}});
 class TensorDataset : public Dataset {
  public:
-  /// Throws Error unless both are on the CPU and have the same number of rows, at least one.
-  TensorDataset(const Tensor& inputs, const Tensor& targets);
+  /// Throws Error unless all are on the CPU and have the same number of rows, at least one, and the
+  /// names of `more` are different and not empty.
+  TensorDataset(const Tensor& inputs, const Tensor& targets, const NamedTensors& more = {});
   std::int64_t size() const override { return all_.rows(); }
   Batch rows(std::span<const std::int64_t> numbers) const override;
 

@@ -162,7 +162,8 @@ Batch EvalLoader::batch(std::int64_t i) const {
   Batch out = dataset_.rows(numbers);
   if (count == batch_ || !dataset_.allows_padding()) return out;
   return {padded(out.inputs, batch_, 0), padded(out.targets, batch_, kIgnore),
-          out.positions.defined() ? padded(out.positions, batch_, -1) : Tensor()};
+          out.positions.defined() ? padded(out.positions, batch_, -1) : Tensor(), Tensor(),
+          each_tensor(out.more, [&](const Tensor& t) { return padded(t, batch_, 0); })};
 }
 
 }  // namespace weft::data

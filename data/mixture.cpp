@@ -129,11 +129,18 @@ Batch Mixture::rows(std::span<const std::int64_t> numbers) const {
       for (std::size_t i = 0; i < of[s].places.size(); ++i)
         all.narrow(0, of[s].places[i], 1).copy_(rows.narrow(0, static_cast<std::int64_t>(i), 1));
     };
-    check(!out.inputs.defined() || out.positions.defined() == part.positions.defined(),
+    const bool is_first = !out.inputs.defined();
+    check(is_first || out.positions.defined() == part.positions.defined(),
           "mixture: all datasets or none must have positions");
+    if (is_first) out.more = each_tensor(part.more, [](const Tensor&) { return Tensor(); });
+    check(std::equal(part.more.begin(), part.more.end(), out.more.begin(), out.more.end(),
+                     [](const NamedTensor& a, const NamedTensor& b) { return a.name == b.name; }),
+          "mixture: more of all datasets must have the same names in the same order");
     place(part.inputs, out.inputs);
     place(part.targets, out.targets);
     place(part.positions, out.positions);
+    for (std::size_t i = 0; i < part.more.size(); ++i)
+      place(part.more[i].tensor, out.more[i].tensor);
   }
   return out;
 }

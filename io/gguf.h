@@ -59,8 +59,8 @@ class GgufFile {
   struct Entry {
     std::string key;
     std::string type;         ///< "string", "u32", "i32 array"
-    GgufValue value;          ///< of what is no array
-    std::int64_t count = -1;  ///< values of an array; -1: it is none
+    GgufValue value;          ///< unless it is an array
+    std::int64_t count = -1;  ///< values of an array; -1: not an array
     std::int64_t at = 0;      ///< where an array begins in the file
   };
   struct Info {

@@ -7,7 +7,7 @@
 namespace weft::nn {
 
 Dropout::Dropout(double p) : p(p) {
-  check(p >= 0 && p < 1, "dropout: p must be in [0, 1), got {}", p);
+  check(p >= 0 && p <= 1, "dropout: p must be in [0, 1], got {}", p);
 }
 
 Tensor Dropout::operator()(const Tensor& x, const std::optional<TokenPart>& part) const {

@@ -6,7 +6,8 @@
 
 namespace weft::nn {
 
-/// While training, zeroes each element with probability p and scales the others by 1 / (1 - p).
+/// While training, zeroes each element with probability p and scales the others by 1 / (1 - p); p =
+/// 1 gives zeros.
 /// Inside a RandomScope the mask depends only on seed, step, micro-batch, this module's dotted name
 /// and the element's global index; outside, on the running counter. So a module that is called
 /// twice in a scope, as one that two layers share, drops the same elements both times; where calls
@@ -14,6 +15,7 @@ namespace weft::nn {
 /// dim) or (tokens, dim); only its first axis counts as global rows.
 struct Dropout : Module {
   double p;
+  /// Throws Error when p is outside [0, 1].
   explicit Dropout(double p);
   /// With `part`, x holds only those tokens of a batch: (1, count, dim).
   Tensor operator()(const Tensor& x, const std::optional<TokenPart>& part = {}) const;
@@ -23,6 +25,7 @@ struct Dropout : Module {
   };
   /// While training, makes attention drop its weights with probability p, by numbers of their own
   /// for each row, head, query and key of the whole layer, of which `how` computes `heads`.
+  /// Attention refuses p = 1.
   void drop_weights(weft::AttentionOptions& how, const Shard::Heads& heads,
                     const WeightTokens& tokens) const;
   void visit(Visitor&) override {}

@@ -34,8 +34,8 @@ struct AdamWOptions {
 /// arXiv:1412.6980.
 class AdamW : public Optimizer {
  public:
-  /// Throws Error on a negative lr, eps or decay, a beta outside [0, 1), a parameter that is no
-  /// leaf or given twice, or a state dtype not listed.
+  /// Throws Error on a negative lr, eps or decay, a beta outside [0, 1), a parameter that is
+  /// not a leaf or is given twice, or a state dtype not listed.
   explicit AdamW(NamedTensors parameters, const AdamWOptions& options = {});
   /// Trains the whole module.
   /// Throws Error also if visit() omits a parameter: see nn::trained_parameters().

@@ -23,7 +23,7 @@ struct SgdOptions {
 class Sgd : public Optimizer {
  public:
   /// Throws Error on a negative lr, momentum outside [0, 1), nesterov without momentum, or a
-  /// parameter that is no leaf or given twice.
+  /// parameter that is not a leaf or is given twice.
   explicit Sgd(NamedTensors parameters, const SgdOptions& options = {});
   /// Trains the whole module.
   /// Throws Error also if visit() omits a parameter: see nn::trained_parameters().

@@ -19,7 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CODE_OF = {"data.md": ["tests/data/test_mixture.cpp"],
            "finetuning.md": ["tests/nn/test_lora.cpp"],
            "from_pytorch.md": ["tests/docs/test_from_pytorch.cpp", "tests/docs/test_from_pytorch_training.cpp"],
-           "own_training.md": ["examples/train_mlp.cpp", "tests/train/test_trainer_use.cpp"],
+           "own_training.md": ["examples/train_mlp.cpp", "tests/train/test_trainer_hook.cpp", "tests/train/test_trainer_inputs.cpp",
+                               "tests/train/test_trainer_use.cpp"],
            "tape.md": ["autograd/tape.cpp", "autograd/elementwise_activation.cpp"]}
 
 

@@ -348,6 +348,8 @@ struct Options {
   RunOptions run = {};
   std::string program = "train";  ///< used in messages; not a flag
   std::string config = {};        ///< text of config.toml; empty: generated from these options
+  /// Nothing is written to standard output; standard error still says why a run failed. Not a flag.
+  bool quiet = false;
 
   template <class V>
   void fields(V& v) {

@@ -55,7 +55,8 @@ data::Batch PlannedStep::share(std::int64_t rows) const {
     shape[0] = rows;
     return Tensor::empty(shape, t.dtype(), kMeta);
   };
-  data::Batch batch{alike(rows_.inputs), alike(rows_.targets), {}};
+  data::Batch batch{
+      alike(rows_.inputs), alike(rows_.targets), {}, {}, data::each_tensor(rows_.more, alike)};
   if (!rows_.positions.defined()) return batch;
   // The boundaries of documents decide sizes, so positions have values.
   Shape shape = rows_.positions.shape();

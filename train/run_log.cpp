@@ -85,7 +85,7 @@ bool RunLog::make_up(const std::string& metrics_path, std::int64_t step, const i
 }
 
 void RunLog::start_progress(std::int64_t first_step, double steps_per_evaluation) {
-  if (!ranks_.is_first()) return;
+  if (!ranks_.is_first() || options_.quiet) return;
   const RunOptions& run = options_.run;
   progress_.emplace(Progress::Plan{.first_step = first_step,
                                    .log_every = run.log_every,
@@ -183,7 +183,7 @@ void RunLog::end_progress() {
 }
 
 void RunLog::report(const std::string& metrics_path, const std::string& plot_path) const {
-  if (!ranks_.is_first()) return;
+  if (!ranks_.is_first() || options_.quiet) return;
   if (ranks_.device().is_meta()) {
     std::printf("peak %.1f MB on the meta device\n", static_cast<double>(peak_bytes_) * 1e-6);
     return;

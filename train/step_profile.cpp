@@ -31,18 +31,21 @@ StepResult StepProfile::run(std::int64_t number, const data::Batch& rows) {
 
 void StepProfile::report(const std::string& svg_path) const {
   if (!profiles_) return;
+  const bool prints = !options_.quiet;
   if (profiler_.spans() == 0) {
-    print_fact("profile",
-               message("none: the first {} steps are not timed", TrainStep::kEagerSteps));
+    if (prints)
+      print_fact("profile",
+                 message("none: the first {} steps are not timed", TrainStep::kEagerSteps));
     return;
   }
-  std::printf(
-      "\nMean of %lld steps; the floor takes the rates of a large product and of copies\n%s\n",
-      static_cast<long long>(profiler_.spans()),
-      profile_table(profiler_, measure_rates(device_, options_.machine.model_dtype())).c_str());
+  if (prints)
+    std::printf(
+        "\nMean of %lld steps; the floor takes the rates of a large product and of copies\n%s\n",
+        static_cast<long long>(profiler_.spans()),
+        profile_table(profiler_, measure_rates(device_, options_.machine.model_dtype())).c_str());
   io::write_flame_svg(profiler_.entries(), svg_path,
                       message("Time of {} steps of {}", profiler_.spans(), options_.out));
-  print_fact("profile", svg_path);
+  if (prints) print_fact("profile", svg_path);
 }
 
 }  // namespace weft::train

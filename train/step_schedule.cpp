@@ -58,6 +58,22 @@ void add_to(std::vector<Metric>& sums, const Loss& part) {
   }
 }
 
+// A parameter that no op used may belong to a branch that other rows take.
+void SequentialSchedule::check_leaves(const Tape& tape) {
+  const nn::LeafReport report = nn::compare_leaves(tape, model_);
+  check(report.strangers.empty(), "model: {}", report.text());
+  const auto others = std::ssize(report.unused) - 1;
+  if (options_.reports && others >= 0)
+    log_line(
+        message("model: no op of the first forward pass used {}{}; what is never used is not "
+                "trained",
+                report.unused[0],
+                others == 0   ? std::string()
+                : others == 1 ? " and 1 other parameter"
+                              : message(" and {} other parameters", others)));
+  leaves_checked_ = true;
+}
+
 std::vector<Metric> SequentialSchedule::run(const StepWork& work) {
   std::vector<Metric> sums;
   const std::int64_t rows = work.rows.rows();
@@ -75,11 +91,7 @@ std::vector<Metric> SequentialSchedule::run(const StepWork& work) {
     const Loss loss = loss_(batch);
     check(loss.sum.defined() && loss.sum.numel() == 1, "loss: sum must have 1 element, got {}",
           loss.sum.defined() ? message("shape {}", loss.sum.shape()) : std::string("null"));
-    if (!leaves_checked_) {
-      const std::string problem = nn::compare_leaves(tape, model_).text();
-      check(problem.empty(), "model: {}", problem);
-      leaves_checked_ = true;
-    }
+    if (!leaves_checked_) check_leaves(tape);
     if (first + micro == rows) optimizer_.watch(tape);
     begin(Phase::backward);
     const Tensor& objective = loss.objective.defined() ? loss.objective : loss.sum;

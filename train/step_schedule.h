@@ -46,14 +46,18 @@ class SequentialSchedule : public StepSchedule {
     std::int64_t micro_batch = 0;  ///< rows of a forward pass; 0: all
     std::uint64_t seed = 0;        ///< seed of the random numbers of each row and step
     bool waits = false;            ///< wait for all parameters before a forward pass
+    bool reports = true;           ///< log the parameters that the first forward pass does not use
   };
   /// The model and the optimizer, which watches the last micro-batch's tape, must outlive it.
   SequentialSchedule(nn::Module& model, LossFunction loss,
                      distributed::ParallelOptimizer& optimizer, const Options& options)
       : model_(model), loss_(std::move(loss)), optimizer_(optimizer), options_(options) {}
+  /// Throws Error in the first forward pass if it uses a tensor that requires a gradient and that
+  /// the model's visit() does not list.
   std::vector<Metric> run(const StepWork& work) override;
 
  private:
+  void check_leaves(const Tape& tape);
   nn::Module& model_;
   LossFunction loss_;
   distributed::ParallelOptimizer& optimizer_;

@@ -80,7 +80,8 @@ TrainStep::TrainStep(const Task& task, const Options& options, const Ranks& rank
       task_.model, task_.loss, *optimizer_,
       SequentialSchedule::Options{.micro_batch = options.micro_batch,
                                   .seed = static_cast<std::uint64_t>(options.machine.seed),
-                                  .waits = shards && !by_part});
+                                  .waits = shards && !by_part,
+                                  .reports = ranks.is_first()});
   // Last, so that a constructor that throws leaves the model unchanged.
   if (by_part)
     change_shard(task_.model, [this](nn::Shard& s) {
@@ -160,39 +161,6 @@ void TrainStep::add_up(Metrics& sums) const {
     each([](const Tensor& own, const Tensor& place) { place.copy_(own.view({place.numel()})); });
   ranks_.add_up(all);
   each([](Tensor& own, const Tensor& place) { own = place.view(own.shape()); });
-}
-
-data::Batch TrainStep::load_rows(const data::Batch& rows) {
-  const auto alike = [](const Tensor& a, const Tensor& b) {
-    return a.defined() && a.shape() == b.shape() && a.dtype() == b.dtype();
-  };
-  if (!device_.is_gpu()) return rows.to(device_);
-  const bool fits = alike(on_gpu_.inputs, rows.inputs) && alike(on_gpu_.targets, rows.targets);
-  check(!captured_ || (fits && !rows.positions.defined()),
-        "train step: a graph needs batches of one shape, without positions");
-  if (!fits) {
-    on_gpu_ = {Tensor::empty(rows.inputs.shape(), rows.inputs.dtype(), device_),
-               Tensor::empty(rows.targets.shape(), rows.targets.dtype(), device_),
-               {}};
-  }
-  if (!device_.is_meta()) {
-    on_gpu_.inputs.copy_(rows.inputs);
-    on_gpu_.targets.copy_(rows.targets);
-  }
-  on_gpu_.positions = rows.positions;
-  return on_gpu_;
-}
-
-Tensor TrainStep::totals(const data::Batch& rows) const {
-  const Tensor own = task_.totals ? task_.totals(rows) : Tensor();
-  if (!own.defined()) return own;
-  check(!options_.machine.graph,
-        "train step: a graph would replay the totals of its first step; use --graph off");
-  const Tensor all = own.to(device_).clone();
-  if (ranks_.size() == 1) return all;
-  if (!ranks_.counts_rows()) all.zero_();
-  ranks_.add_up(all);
-  return all;
 }
 
 TrainStep::Metrics TrainStep::update(std::int64_t step, const data::Batch& rows) {

@@ -72,17 +72,19 @@ int Trainer::fit(const data::Dataset& training, const data::Dataset* validation)
   const InterruptScope interrupts;
   if (options_.run.resume && !make_up()) return stop_unmeasured();
   if (state_.step >= options_.steps) {
-    if (ranks_.is_first())
+    if (prints())
       std::printf("already at step %lld of %lld\n", static_cast<long long>(state_.step),
                   static_cast<long long>(options_.steps));
     return 0;
   }
   log_.resume_clock();
   log_.start_progress(state_.step + 1, steps_per_evaluation());
-  while (state_.step < options_.steps)
+  while (state_.step < options_.steps && !ends_early_)
     if (const int status = one_step()) return status;
   finish_save();
   log_.end_progress();
+  if (ends_early_ && prints())
+    print_fact("stopped", message("after step {} of {}", state_.step, options_.steps));
   log_.report(folder_.metrics(), folder_.plot());
   profile_.report(folder_.profile());
   return 0;
@@ -109,7 +111,7 @@ void Trainer::restore() {
   }
   if (!saved && task_.start) step_.load_trained(task_.start());
   log_.open(folder_.metrics(), options_.run.resume, state_.step);
-  if (options_.run.resume && ranks_.is_first()) {
+  if (options_.run.resume && prints()) {
     if (!saved)
       print_fact("resume", message("no checkpoint in '{}': from the beginning", options_.out));
     else if (state_.step < options_.steps)
@@ -160,8 +162,9 @@ int Trainer::one_step() {
   std::optional<Pending> earlier = std::exchange(
       pending_, Pending{number, targets, state_.targets + targets, profile_.run(number, rows)});
   // All ranks must decide together, also when the data files were modified.
+  ends_early_ = task_.after_step && any_rank(asks_to_stop(*pending_));
   const bool stop = any_rank(interrupted() || loader_->dataset().changed()),
-             last = number == options_.steps;
+             last = number == options_.steps || ends_early_;
   advance_save();
   const auto due = [&](std::int64_t every) { return last || (every && number % every == 0); };
   const bool saves = !device.is_meta() && (stop || due(options_.run.save_every)),
@@ -205,11 +208,24 @@ int Trainer::one_step() {
   loader_->dataset().check_unchanged();
   check_system(!modified,
                "data: must not change while it is read, but another rank's was written to");
-  if (ranks_.is_first())
+  if (prints())
     std::printf("interrupted: saved step %lld; --resume goes on from it\n",
                 static_cast<long long>(number));
   profile_.report(folder_.profile());
   return 130;
+}
+
+bool Trainer::asks_to_stop(const Pending& p) {
+  const Device device = ranks_.device();
+  if (device.is_meta() || (device.is_cpu() && !is_finite(p))) return false;
+  distributed::ParallelOptimizer& optimizer = step_.optimizer();
+  const Next next = task_.after_step({p.step, p.result, [&]() -> const nn::Module& {
+                                        optimizer.wait();
+                                        optimizer.restore_values();
+                                        return task_.model;
+                                      }});
+  optimizer.release_values();
+  return next == Next::stop;
 }
 
 /// If data cannot be read, saves the steps done so far. Several ranks, of which only some may fail,

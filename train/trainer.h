@@ -36,7 +36,8 @@ class Trainer {
   ~Trainer();
   Trainer(const Trainer&) = delete;
 
-  /// Call it once. Trains to step options.steps, with options.run.resume from the last checkpoint.
+  /// Call it once. Trains to step options.steps, or to that in which task.after_step stops, with
+  /// options.run.resume from the last checkpoint.
   /// The validation set may be null. Returns the program's exit status: 0, 130 after an interrupt,
   /// or that of Fault::non_finite.
   /// Throws Error on data that cannot be read and files that cannot be written.
@@ -68,6 +69,8 @@ class Trainer {
   int stop_unmeasured();
   std::optional<std::string> first_non_finite() const;
   bool any_rank(bool own) const;
+  bool asks_to_stop(const Pending& p);
+  bool prints() const { return ranks_.is_first() && !options_.quiet; }
 
   std::unique_ptr<Alone> alone_;
   Task task_;
@@ -85,6 +88,7 @@ class Trainer {
   std::optional<Pending> pending_;
   std::optional<KillInSave> kill_;
   RunFolder::Save saving_;  ///< in the background; null: none
+  bool ends_early_ = false;
 };
 
 }  // namespace weft::train

@@ -373,7 +373,9 @@ TEST_CASE("dropout module: active only in training and keyed by step and name") 
   m.eval();
   CHECK(m.a(x).same(x));
   CHECK(nn::Dropout(0)(x).same(x));
-  CHECK(test::error_of([] { nn::Dropout d(1); }) == "dropout: p must be in [0, 1), got 1");
+  CHECK(test::values(nn::Dropout(1)(x)) == test::values(Tensor::zeros(x.shape())));
+  CHECK(test::error_of([] { nn::Dropout d(1.5); }) == "dropout: p must be in [0, 1], got 1.5");
+  CHECK(test::error_of([] { nn::Dropout d(-0.5); }) == "dropout: p must be in [0, 1], got -0.5");
 }
 
 TEST_CASE("layers: errors name the rule") {
