@@ -27,6 +27,13 @@ Tensor floating(const char* name, const Tensor& a, const Tensor& b, BinaryOp op)
   return run_binary(a, b, op, common_shape(name, a, b));
 }
 
+// A number, unlike an element, is known before anything is computed.
+void check_divisor(const char* name, DType dtype, double value) {
+  check_element(name, dtype, value);
+  check(value != 0 || is_compute(dtype), "{}: b must not be 0 for a tensor of {}, got 0", name,
+        dtype);
+}
+
 Tensor arithmetic(const char* name, const Tensor& a, double value, BinaryOp op,
                   bool reversed = false) {
   check_tensor(name, reversed ? "b" : "a", a);
@@ -37,6 +44,8 @@ Tensor arithmetic(const char* name, const Tensor& a, double value, BinaryOp op,
     check_bounds(name, a.dtype(), value, kInfinity);
   else if (op == BinaryOp::minimum)
     check_bounds(name, a.dtype(), -kInfinity, value);
+  else if (op == BinaryOp::floor_divide || op == BinaryOp::remainder)
+    check_divisor(name, a.dtype(), value);
   else
     check_operand(name, a.dtype(), value);
   return run_scalar(a, value, op, reversed);
@@ -130,6 +139,21 @@ Tensor div(const Tensor& a, const Tensor& b) {
   return y;
 }
 
+Tensor floor_divide(const Tensor& a, const Tensor& b) {
+  return arithmetic("floor_divide", a, b, BinaryOp::floor_divide);
+}
+
+Tensor remainder(const Tensor& a, const Tensor& b) {
+  Tensor y = arithmetic("remainder", a, b, BinaryOp::remainder);
+  if (recording(a, b))
+    Tape::record("remainder", {&a, &b}, {&y}, [sa = save(a, "a"), sb = save(b, "b")](Backward& g) {
+      const Tensor &x = sa.get(), &z = sb.get();
+      if (g.needs(0)) g.add(0, to_operand(g.dy(), x.shape()));
+      if (g.needs(1)) g.add(1, neg(to_operand(mul(g.dy(), floor_divide(x, z)), z.shape())));
+    });
+  return y;
+}
+
 Tensor pow(const Tensor& a, const Tensor& b) {
   Tensor y = floating("pow", a, b, BinaryOp::pow);
   if (recording(a, b))
@@ -210,6 +234,16 @@ Tensor div(double a, const Tensor& b) {
       g.add(0,
             neg(dy.dtype() == DType::f16 ? f16_slope(dy, z, sy.get()) : mul(div(dy, z), sy.get())));
     });
+  return y;
+}
+
+Tensor floor_divide(const Tensor& a, double b) {
+  return arithmetic("floor_divide", a, b, BinaryOp::floor_divide);
+}
+
+Tensor remainder(const Tensor& a, double b) {
+  Tensor y = arithmetic("remainder", a, b, BinaryOp::remainder);
+  if (recording(a)) Tape::record("remainder", {&a}, {&y}, [](Backward& g) { g.add(0, g.dy()); });
   return y;
 }
 

@@ -45,19 +45,38 @@ Tensor div(const Tensor& a, double b);
 Tensor div(double a, const Tensor& b);
 Tensor pow(const Tensor& a, double exponent);
 
-/// -x, |x|, x * x, and x clamped to [low, high].
+/// Python's a // b and a % b: the largest whole number that is at most a / b, and what is left,
+/// with the sign of b. The quotient passes no gradient.
+///
+/// Shapes   a and b broadcast by NumPy's rule; the gradient is summed back to each operand's shape
+/// Dtypes   f32, f64, bf16, f16, i32, i64, u8; one dtype for both; a whole number with integers
+/// Device   cpu, cuda, meta; both operands on one device
+/// Saves    floor_divide: nothing; remainder: a and b (with a number: nothing)
+/// Throws   Error on shapes that do not broadcast, mixed or unsupported dtypes, mixed devices; with
+///          integers on the number 0 and on a number that the dtype cannot hold
+/// Source   definition, by the exact remainder. Where b is 0 both are 0 for integers; in floating
+///          point the quotient is then that of IEEE 754, and the remainder NaN
+Tensor floor_divide(const Tensor& a, const Tensor& b);
+Tensor remainder(const Tensor& a, const Tensor& b);
+Tensor floor_divide(const Tensor& a, double b);
+Tensor remainder(const Tensor& a, double b);
+
+/// -x, |x|, x * x, and x clamped to [low, high], or to one bound.
 ///
 /// Shapes   x (...)  ->  (...)
 /// Dtypes   f32, f64, bf16, f16, i32, i64, u8
 /// Device   cpu, cuda, meta
 /// Saves    neg: nothing; the others: x
 /// Throws   Error on other dtypes; clamp: when low > high, and with integers on a fraction or when
-///          no number of the dtype is within [low, high] (an infinite one is no bound)
+///          no number of the dtype is within [low, high] (an infinite one is no bound); on a bound
+///          of NaN
 /// Source   definition. abs'(0) = 0; clamp passes the gradient on the closed interval and keeps NaN
 Tensor neg(const Tensor& x);
 Tensor abs(const Tensor& x);
 Tensor square(const Tensor& x);
 Tensor clamp(const Tensor& x, double low, double high);
+Tensor clamp_min(const Tensor& x, double low);
+Tensor clamp_max(const Tensor& x, double high);
 
 /// e^x, ln x, the square root and the reciprocal square root.
 ///

@@ -1,4 +1,6 @@
 // Unary functions whose derivative needs no fused kernel.
+#include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "weft/autograd/elementwise.h"
@@ -14,6 +16,27 @@ namespace {
 Tensor constant_piece(const char* name, const Tensor& x, UnaryOp op) {
   check_numeric(name, x);
   return run_unary(x, op);
+}
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+Tensor clamped(const char* name, const Tensor& x, double low, double high) {
+  check_bounds(name, x.dtype(), low, high);
+  Tensor y = empty_like(x);
+  dispatch<cpu::clamp, cuda::clamp>(x, low, high, y);
+  if (recording(x))
+    Tape::record(name, {&x}, {&y}, [s = save(x), low, high](Backward& g) {
+      const Tensor& saved = s.get();
+      if (Tape::current()) {
+        const Tensor zero = zero_of(saved);
+        g.add(0, where(eq(clamp(saved, low, high), saved), g.dy(), zero));
+        return;
+      }
+      Tensor dx = empty_like(saved);
+      dispatch<cpu::clamp_bwd, cuda::clamp_bwd>(saved, g.dy(), low, high, dx);
+      g.add(0, dx);
+    });
+  return y;
 }
 
 }  // namespace
@@ -139,22 +162,19 @@ Tensor sign(const Tensor& x) { return constant_piece("sign", x, UnaryOp::sign); 
 Tensor clamp(const Tensor& x, double low, double high) {
   check_numeric("clamp", x);
   check(low <= high, "clamp: low must be at most high, got {} and {}", low, high);
-  check_bounds("clamp", x.dtype(), low, high);
-  Tensor y = empty_like(x);
-  dispatch<cpu::clamp, cuda::clamp>(x, low, high, y);
-  if (recording(x))
-    Tape::record("clamp", {&x}, {&y}, [s = save(x), low, high](Backward& g) {
-      const Tensor& saved = s.get();
-      if (Tape::current()) {
-        const Tensor zero = zero_of(saved);
-        g.add(0, where(eq(clamp(saved, low, high), saved), g.dy(), zero));
-        return;
-      }
-      Tensor dx = empty_like(saved);
-      dispatch<cpu::clamp_bwd, cuda::clamp_bwd>(saved, g.dy(), low, high, dx);
-      g.add(0, dx);
-    });
-  return y;
+  return clamped("clamp", x, low, high);
+}
+
+Tensor clamp_min(const Tensor& x, double low) {
+  check_numeric("clamp_min", x);
+  check(!std::isnan(low), "clamp_min: low must be a number, got {}", low);
+  return clamped("clamp_min", x, low, kInfinity);
+}
+
+Tensor clamp_max(const Tensor& x, double high) {
+  check_numeric("clamp_max", x);
+  check(!std::isnan(high), "clamp_max: high must be a number, got {}", high);
+  return clamped("clamp_max", x, -kInfinity, high);
 }
 
 }  // namespace weft

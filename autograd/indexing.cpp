@@ -62,9 +62,9 @@ bool needs_wider_sums(const Tensor& source) {
 }
 
 // Backward of index_select, and an op itself: adds source's rows to zeros of shape `whole`.
-Tensor index_add(const Tensor& source, int dim, const Tensor& index, const Shape& whole) {
+Tensor rows_added(const Tensor& source, int dim, const Tensor& index, const Shape& whole) {
   if (needs_wider_sums(source))
-    return cast(index_add(cast(source, DType::f32), dim, index, whole), source.dtype());
+    return cast(rows_added(cast(source, DType::f32), dim, index, whole), source.dtype());
   Tensor y = Tensor::zeros(whole, source.dtype(), source.device());
   add_rows(source, index, dim, y);
   if (recording(source))
@@ -72,6 +72,36 @@ Tensor index_add(const Tensor& source, int dim, const Tensor& index, const Shape
       b.add(0, index_select(b.dy(), dim, i.get()));
     });
   return y;
+}
+
+// `of`: what has this shape.
+void check_source(const char* op, const Tensor& x, const Shape& shape, const char* of,
+                  const Tensor& source) {
+  check_tensor(op, "source", source);
+  check(source.shape() == shape, "{}: source must have the shape {} of {}, got {}", op, shape, of,
+        source.shape());
+  check(source.dtype() == x.dtype() && source.device() == x.device(),
+        "{}: source must be {} on {}, got {} on {}", op, x.dtype(), x.device(), source.dtype(),
+        source.device());
+}
+
+// A copy of x to which one node of the tape records the writes that follow.
+Tensor unrecorded_copy(const Tensor& x) {
+  const NoGradGuard off;
+  return clone(x);
+}
+
+// 1 where an element of source, by its position along the axis, is the last one written to its
+// place in x's shape.
+Tensor is_kept(const Shape& whole, int dim, const Tensor& index) {
+  const NoGradGuard off;
+  Shape line = Shape::filled(index.ndim(), 1);
+  line[dim] = index.dim(dim);
+  const auto n = static_cast<double>(index.dim(dim));
+  const Tensor place = contiguous(
+      expand(reshape(Tensor::arange(0, n, 1, DType::i64, index.device()), line), index.shape()));
+  const Tensor last = scatter(Tensor::zeros(whole, DType::i64, index.device()), dim, index, place);
+  return eq(gather(last, dim, index), place);
 }
 
 }  // namespace
@@ -89,7 +119,7 @@ Tensor index_select(const Tensor& x, int dim, const Tensor& index) {
   if (recording(x))
     Tape::record("index_select", {&x}, {&y},
                  [dim, i = save(id, "index"), whole = x.shape()](Backward& b) {
-                   b.add(0, index_add(b.dy(), dim, i.get(), whole));
+                   b.add(0, rows_added(b.dy(), dim, i.get(), whole));
                  });
   return y;
 }
@@ -114,29 +144,63 @@ Tensor gather(const Tensor& x, int dim, const Tensor& index) {
 Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source) {
   dim = axis_of("scatter_add", x, dim);
   check_beside("scatter_add", x, dim, index);
-  check_tensor("scatter_add", "source", source);
-  check(source.shape() == index.shape(),
-        "scatter_add: source must have the shape {} of index, got {}", index.shape(),
-        source.shape());
-  check(source.dtype() == x.dtype() && source.device() == x.device(),
-        "scatter_add: source must be {} on {}, got {} on {}", x.dtype(), x.device(), source.dtype(),
-        source.device());
+  check_source("scatter_add", x, index.shape(), "index", source);
   if (is_half(x.dtype()))
     return cast(scatter_add(cast(x, DType::f32), dim, index, cast(source, DType::f32)), x.dtype());
   dispatch_numeric(
       x.dtype(), []<class T>() {}, "scatter_add");
   const Tensor id = contiguous(index);
   check_index("scatter_add", "index", id, x.dim(dim), x);
-  Tensor y;
-  {
-    NoGradGuard inner;  // one node records the copy and the sum
-    y = clone(x);
-  }
+  Tensor y = unrecorded_copy(x);
   dispatch<cpu::scatter_add, cuda::scatter_add>(contiguous(source), id, dim, y);
   if (recording(x, source))
     Tape::record("scatter_add", {&x, &source}, {&y}, [dim, i = save(id, "index")](Backward& b) {
       if (b.needs(0)) b.add(0, b.dy());
       if (b.needs(1)) b.add(1, gather(b.dy(), dim, i.get()));
+    });
+  return y;
+}
+
+Tensor scatter(const Tensor& x, int dim, const Tensor& index, const Tensor& source) {
+  dim = axis_of("scatter", x, dim);
+  check_beside("scatter", x, dim, index);
+  check_source("scatter", x, index.shape(), "index", source);
+  const Tensor id = contiguous(index);
+  check_index("scatter", "index", id, x.dim(dim), x);
+  Tensor y = unrecorded_copy(x);
+  dispatch<cpu::scatter, cuda::scatter>(contiguous(source), id, dim, y);
+  if (recording(x, source))
+    Tape::record("scatter", {&x, &source}, {&y},
+                 [dim, i = save(id, "index"), whole = x.shape()](Backward& b) {
+                   const Tensor& dy = b.dy();
+                   const Tensor zero = Tensor::zeros({}, dy.dtype(), dy.device());
+                   if (b.needs(0))
+                     b.add(0, scatter(dy, dim, i.get(), expand(zero, i.get().shape())));
+                   if (b.needs(1))
+                     b.add(1, where(is_kept(whole, dim, i.get()), gather(dy, dim, i.get()), zero));
+                 });
+  return y;
+}
+
+Tensor index_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source) {
+  dim = axis_of("index_add", x, dim);
+  check_tensor("index_add", "index", index);
+  check(index.ndim() == 1, "index_add: index must have shape (n), got {}", index.shape());
+  Shape shape = x.shape();
+  shape[dim] = index.numel();
+  check_source("index_add", x, shape, "x with one row for each index", source);
+  if (is_half(x.dtype()))
+    return cast(index_add(cast(x, DType::f32), dim, index, cast(source, DType::f32)), x.dtype());
+  dispatch_numeric(
+      x.dtype(), []<class T>() {}, "index_add");
+  const Tensor id = contiguous(index);
+  check_index("index_add", "index", id, x.dim(dim), x);
+  Tensor y = unrecorded_copy(x);
+  add_rows(source, id, dim, y);
+  if (recording(x, source))
+    Tape::record("index_add", {&x, &source}, {&y}, [dim, i = save(id, "index")](Backward& b) {
+      if (b.needs(0)) b.add(0, b.dy());
+      if (b.needs(1)) b.add(1, index_select(b.dy(), dim, i.get()));
     });
   return y;
 }
@@ -165,7 +229,7 @@ Tensor embedding(const Tensor& weight, const Tensor& ids) {
                    const GradientSum sum = dtype == rows.dtype() && needs_wider_sums(rows)
                                                ? GradientSum{}
                                                : b.accumulator(0, whole, dtype);
-                   if (!sum.to.defined()) return b.add(0, index_add(rows, 0, i.get(), whole));
+                   if (!sum.to.defined()) return b.add(0, rows_added(rows, 0, i.get(), whole));
                    if (!sum.adds) dispatch<cpu::fill, cuda::fill>(sum.to, 0.0);
                    add_rows(needs_wider_sums(rows) ? cast(rows, dtype) : rows, i.get(), 0, sum.to);
                  });

@@ -29,6 +29,22 @@ Tensor gather(const Tensor& x, int dim, const Tensor& index);
 /// Saves    index
 /// Throws   Error on an index out of [0, D), on other shapes and on mixed dtypes
 Tensor scatter_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
+/// A copy of x with row i of source added to row index[i] of axis dim.
+///
+/// Shapes   x (... D ...), index (n), source (... n ...)  ->  (... D ...)
+/// Dtypes   f32, f64, bf16, f16 (summed in f32), i32, i64, u8; x and source alike
+/// Saves    index
+/// Throws   Error on an index out of [0, D), on other shapes and on mixed dtypes
+Tensor index_add(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
+/// A copy of x with every element of source written to it:  y[o, index[o, j, i], i] =
+/// source[o, j, i]. Where an index occurs several times the last element is kept and gets the
+/// gradient.
+///
+/// Shapes   x (... D ...), index and source (... n ...), equal in every other axis  ->  (... D ...)
+/// Dtypes   any; x and source alike
+/// Saves    index
+/// Throws   Error on an index out of [0, D), on other shapes and on mixed dtypes
+Tensor scatter(const Tensor& x, int dim, const Tensor& index, const Tensor& source);
 /// Rows of a table selected by ids. The gradient of the table is dense.
 ///
 /// Shapes   weight (V, C), ids (...)  ->  (..., C)

@@ -88,6 +88,10 @@ TensorList split(const Tensor& x, std::int64_t size, int dim) {
 }
 
 TensorList split(const Tensor& x, std::initializer_list<std::int64_t> sizes, int dim) {
+  return split(x, std::span(sizes.begin(), sizes.size()), dim);
+}
+
+TensorList split(const Tensor& x, std::span<const std::int64_t> sizes, int dim) {
   dim = axis_of("split", x, dim);
   Lengths lengths;
   std::int64_t total = 0, smallest = 0;
@@ -104,6 +108,14 @@ TensorList split(const Tensor& x, std::initializer_list<std::int64_t> sizes, int
         "split: the sizes must add up to {} (axis {} of x {}), got {}", x.dim(dim), dim, x.shape(),
         total);
   return split_by(x, lengths, dim);
+}
+
+TensorList unbind(const Tensor& x, int dim) {
+  dim = axis_of("unbind", x, dim);
+  TensorList pieces;
+  if (x.dim(dim) == 0) return pieces;
+  for (const Tensor& piece : split(x, 1, dim)) pieces.push_back(squeeze(piece, dim));
+  return pieces;
 }
 
 Tensor cat(const TensorList& xs, int dim) {
@@ -198,7 +210,7 @@ TensorList chunk(const Tensor& x, std::int64_t count, int dim) {
   return split(x, std::max<std::int64_t>(1, (x.dim(dim) + count - 1) / count), dim);
 }
 
-Tensor flip(const Tensor& x, std::initializer_list<int> dims) {
+Tensor flip(const Tensor& x, const Dims& dims) {
   detail::check_tensor("flip", "x", x);
   Tensor y = x;
   std::set<int> flipped;
@@ -230,6 +242,19 @@ Tensor repeat(const Tensor& x, const Shape& times) {
     copied = true;
   }
   return copied ? y : clone(y);
+}
+
+Tensor repeat_interleave(const Tensor& x, std::int64_t count, int dim) {
+  dim = axis_of("repeat_interleave", x, dim);
+  check(count >= 0, "repeat_interleave: count must be at least 0, got {}", count);
+  if (count == 1) return clone(x);
+  std::int64_t outer = 1, inner = 1;  // lengths up to axis dim, and behind it
+  for (int i = 0; i < x.ndim(); ++i) (i <= dim ? outer : inner) *= x.dim(i);
+  Shape shape = x.shape();
+  check(!__builtin_mul_overflow(shape[dim], count, &shape[dim]),
+        "repeat_interleave: too many elements, got count {} for x {}", count, x.shape());
+  const Tensor copies = expand(reshape(x, {outer, 1, inner}), {outer, count, inner});
+  return reshape(contiguous(copies), shape);
 }
 
 }  // namespace weft

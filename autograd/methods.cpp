@@ -24,7 +24,7 @@ Tensor Tensor::to(DType dtype) const { return cast(*this, dtype); }
 Tensor Tensor::to(Device device) const { return to_device(*this, device); }
 Tensor Tensor::view(const Shape& shape) const { return weft::view(*this, shape); }
 Tensor Tensor::reshape(const Shape& shape) const { return weft::reshape(*this, shape); }
-Tensor Tensor::permute(std::initializer_list<int> axes) const { return weft::permute(*this, axes); }
+Tensor Tensor::permute(const Dims& axes) const { return weft::permute(*this, axes); }
 Tensor Tensor::transpose(int a, int b) const { return weft::transpose(*this, a, b); }
 Tensor Tensor::expand(const Shape& shape) const { return weft::expand(*this, shape); }
 Tensor Tensor::slice(int dim, std::int64_t begin, std::int64_t end, std::int64_t step) const {
@@ -39,6 +39,9 @@ Tensor Tensor::unsqueeze(int dim) const { return weft::unsqueeze(*this, dim); }
 Tensor Tensor::flatten(int first, int last) const { return weft::flatten(*this, first, last); }
 TensorList Tensor::split(std::int64_t size, int dim) const { return weft::split(*this, size, dim); }
 TensorList Tensor::split(std::initializer_list<std::int64_t> sizes, int dim) const {
+  return weft::split(*this, sizes, dim);
+}
+TensorList Tensor::split(std::span<const std::int64_t> sizes, int dim) const {
   return weft::split(*this, sizes, dim);
 }
 Tensor Tensor::index_select(int dim, const Tensor& index) const {
@@ -61,12 +64,8 @@ Tensor Tensor::square() const { return weft::square(*this); }
 Tensor Tensor::pow(double exponent) const { return weft::pow(*this, exponent); }
 Tensor Tensor::clamp(double low, double high) const { return weft::clamp(*this, low, high); }
 
-Tensor Tensor::sum() const { return weft::sum(*this); }
-Tensor Tensor::sum(std::initializer_list<int> dims, bool keepdim) const {
-  return weft::sum(*this, dims, keepdim);
-}
-Tensor Tensor::mean() const { return weft::mean(*this); }
-Tensor Tensor::mean(std::initializer_list<int> dims, bool keepdim) const {
+Tensor Tensor::sum(const Dims& dims, bool keepdim) const { return weft::sum(*this, dims, keepdim); }
+Tensor Tensor::mean(const Dims& dims, bool keepdim) const {
   return weft::mean(*this, dims, keepdim);
 }
 Tensor Tensor::max() const { return weft::max(*this); }

@@ -86,13 +86,13 @@ Tensor scaled_sum(const char* name, const Tensor& x, const Axes& axes, const Sha
 
 }  // namespace
 
-Tensor sum(const Tensor& x, std::initializer_list<int> dims, bool keepdim) {
+Tensor sum(const Tensor& x, const Dims& dims, bool keepdim) {
   check_tensor("sum", "x", x);
   const Axes axes("sum", x.shape(), dims);
   return scaled_sum("sum", x, axes, axes.result_shape(x.shape(), keepdim), 1);
 }
 
-Tensor mean(const Tensor& x, std::initializer_list<int> dims, bool keepdim) {
+Tensor mean(const Tensor& x, const Dims& dims, bool keepdim) {
   check_tensor("mean", "x", x);
   const Axes axes("mean", x.shape(), dims);
   if (!has_8_bits(x)) check_floating("mean", x.dtype());

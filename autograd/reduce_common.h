@@ -10,13 +10,13 @@ class Axes {
  public:
   Axes() = default;
   /// `dims` may be negative and in any order; empty means all.
-  Axes(const char* op, const Shape& shape, std::initializer_list<int> dims) {
+  Axes(const char* op, const Shape& shape, const Dims& dims) {
     for (const int dim : dims) {
       const int i = normalize_dim(op, dim, shape.size());
       check(!reduced(i), "{}: every dim may be given once, got {} again", op, dim);
       reduce(i);
     }
-    if (dims.size() == 0) mask_ = 0xff;
+    if (dims.empty()) mask_ = 0xff;
     finish(shape);
   }
   void reduce(int axis) { mask_ = static_cast<std::uint8_t>(mask_ | 1u << axis); }

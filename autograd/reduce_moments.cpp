@@ -74,6 +74,65 @@ Tensor deviation(const Tensor& x, const Axes& axes, int correction, const Shape&
   return y;
 }
 
+// The largest |x|: the reduced axes become the last one, so that max() sees them as one.
+Tensor largest_magnitude(const Tensor& x, const Axes& axes, const Shape& shape) {
+  check(axes.extent.reduced > 0, "norm: x must have an element for p = infinity, got shape {}",
+        x.shape());
+  Tensor rows = abs(x);
+  int last = 0;
+  for (int i = x.ndim() - 1; i >= 0; --i)
+    if (axes.reduced(i)) rows = movedim(rows, i, x.ndim() - ++last);
+  return reshape(max(flatten(rows, x.ndim() - last), -1), shape);
+}
+
+Tensor euclidean_norm(const Tensor& x, const Axes& axes, const Shape& shape) {
+  Tensor y;
+  {
+    NoGradGuard off;
+    y = sqrt(run_reduce(as_rows(x, axes), ReduceOp::sum_squares, axes, shape, DType::f64))
+            .to(x.dtype());
+  }
+  if (recording(x))
+    Tape::record(
+        "norm", {&x}, {&y},
+        [s = save(x), sy = save(y, "y"), kept = axes.result_shape(x.shape(), true)](Backward& g) {
+          // Where the norm is 0 the gradient is 0, one of the subgradients. dy / length may leave
+          // the range of the dtype; x / length is at most 1.
+          const Tensor &length = sy.get(), nowhere = eq(length, 0);
+          const Tensor direction = div(s.get(), reshape(where(nowhere, 1, length), kept));
+          g.add(0, mul(direction, reshape(where(nowhere, 0, g.dy()), kept)));
+        });
+  return y;
+}
+
+Tensor power_norm(const Tensor& x, const Axes& axes, const Shape& shape, double p) {
+  Tensor y;
+  {
+    NoGradGuard off;
+    // In f64: powers leave the range of the other dtypes.
+    const Tensor powers = pow(abs(x.to(DType::f64)), p);
+    y = pow(run_reduce(as_rows(powers, axes), ReduceOp::sum, axes, shape, DType::f64), 1 / p)
+            .to(x.dtype());
+  }
+  if (recording(x))
+    Tape::record("norm", {&x}, {&y},
+                 [s = save(x), sy = save(y, "y"), kept = axes.result_shape(x.shape(), true),
+                  p](Backward& g) {
+                   const Tensor &saved = s.get(), &length = sy.get();
+                   // If all of x is 0 the gradient is 0, one of the subgradients.
+                   const Tensor zero = zero_of(length);
+                   const Tensor one = Tensor::ones({}, length.dtype(), length.device());
+                   const Tensor safe = reshape(where(eq(length, 0), one, length), kept);
+                   // At an element that is 0 the power or its derivative is infinite. The formula
+                   // gets 1 there, so that its derivatives are finite; where() then discards the
+                   // result.
+                   const Tensor none = eq(saved, 0), away = where(none, one, saved);
+                   const Tensor slope = mul(pow(div(abs(away), safe), p - 1), sign(away));
+                   g.add(0, where(none, zero, mul(slope, reshape(g.dy(), kept))));
+                 });
+  return y;
+}
+
 Tensor cumsum_along(const Tensor& x, int dim, bool reverse) {
   const DType dtype = is_compute(x.dtype()) ? x.dtype() : DType::i64;
   const Axes axes("cumsum", x.shape(), {dim});
@@ -87,7 +146,7 @@ Tensor cumsum_along(const Tensor& x, int dim, bool reverse) {
 
 }  // namespace
 
-Tensor var(const Tensor& x, std::initializer_list<int> dims, int correction, bool keepdim) {
+Tensor var(const Tensor& x, const Dims& dims, int correction, bool keepdim) {
   check_tensor("var", "x", x);
   const Axes axes("var", x.shape(), dims);
   check_floating("var", x.dtype());
@@ -108,60 +167,14 @@ Tensor var(const Tensor& x, std::initializer_list<int> dims, int correction, boo
   return y;
 }
 
-Tensor norm(const Tensor& x, std::initializer_list<int> dims, bool keepdim) {
-  check_floating("norm", x);
-  const Axes axes("norm", x.shape(), dims);
-  const Shape kept = axes.result_shape(x.shape(), true);
-  Tensor y;
-  {
-    NoGradGuard off;
-    y = sqrt(run_reduce(as_rows(x, axes), ReduceOp::sum_squares, axes,
-                        axes.result_shape(x.shape(), keepdim), DType::f64))
-            .to(x.dtype());
-  }
-  if (recording(x))
-    Tape::record("norm", {&x}, {&y}, [s = save(x), sy = save(y, "y"), kept](Backward& g) {
-      // Where the norm is 0 the gradient is 0, one of the subgradients. dy / length may leave the
-      // range of the dtype; x / length is at most 1.
-      const Tensor &length = sy.get(), nowhere = eq(length, 0);
-      const Tensor direction = div(s.get(), reshape(where(nowhere, 1, length), kept));
-      g.add(0, mul(direction, reshape(where(nowhere, 0, g.dy()), kept)));
-    });
-  return y;
-}
-
-Tensor norm(const Tensor& x, double p) {
+Tensor norm(const Tensor& x, const Dims& dims, bool keepdim, double p) {
   check_floating("norm", x);
   check(p > 0, "norm: p must be positive (or infinity), got {}", p);
-  if (p == 2) return norm(x, {});
-  if (p == 1) return sum(abs(x));
-  if (std::isinf(p)) {
-    check(x.numel() > 0, "norm: x must have an element for p = infinity, got shape {}", x.shape());
-    return max(abs(x));
-  }
-  Tensor y;
-  {
-    NoGradGuard off;
-    const Axes axes("norm", x.shape(), {});
-    // In f64: powers leave the range of the other dtypes.
-    const Tensor powers = pow(abs(x.to(DType::f64)), p);
-    y = pow(run_reduce(as_rows(powers, axes), ReduceOp::sum, axes, {}, DType::f64), 1 / p)
-            .to(x.dtype());
-  }
-  if (recording(x))
-    Tape::record("norm", {&x}, {&y}, [s = save(x), sy = save(y, "y"), p](Backward& g) {
-      const Tensor &saved = s.get(), &length = sy.get();
-      // If all of x is 0 the gradient is 0, one of the subgradients.
-      const Tensor zero = zero_of(length);
-      const Tensor one = Tensor::ones({}, length.dtype(), length.device());
-      const Tensor safe = where(eq(length, 0), one, length);
-      // At an element that is 0 the power or its derivative is infinite. The formula gets 1 there,
-      // so that its derivatives are finite; where() then discards the result.
-      const Tensor none = eq(saved, 0), away = where(none, one, saved);
-      const Tensor slope = mul(pow(div(abs(away), safe), p - 1), sign(away));
-      g.add(0, where(none, zero, mul(slope, g.dy())));
-    });
-  return y;
+  const Axes axes("norm", x.shape(), dims);
+  const Shape shape = axes.result_shape(x.shape(), keepdim);
+  if (p == 2) return euclidean_norm(x, axes, shape);
+  if (p == 1) return sum(abs(x), dims, keepdim);
+  return std::isinf(p) ? largest_magnitude(x, axes, shape) : power_norm(x, axes, shape, p);
 }
 
 Tensor logsumexp(const Tensor& x, int dim, bool keepdim) {
@@ -200,7 +213,7 @@ Tensor cumsum(const Tensor& x, int dim) {
   return cumsum_along(x, dim, false);
 }
 
-Tensor stddev(const Tensor& x, std::initializer_list<int> dims, int correction, bool keepdim) {
+Tensor stddev(const Tensor& x, const Dims& dims, int correction, bool keepdim) {
   check_tensor("stddev", "x", x);
   const Axes axes("stddev", x.shape(), dims);
   check_floating("stddev", x.dtype());

@@ -46,6 +46,12 @@ ValuesIndices topk(const Tensor& x, std::int64_t k, int dim) {
   return picked(x, dim, order);
 }
 
+Tensor argsort(const Tensor& x, int dim, bool descending) {
+  dim = detail::axis_of("argsort", x, dim);
+  const Tensor order = sorted_order(rows_of("argsort", x, dim), descending);
+  return contiguous(transpose(order, dim, -1));
+}
+
 ValuesIndices sort(const Tensor& x, int dim, bool descending) {
   dim = detail::axis_of("sort", x, dim);
   const Tensor rows = rows_of("sort", x, dim);

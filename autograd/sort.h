@@ -26,5 +26,13 @@ ValuesIndices topk(const Tensor& x, std::int64_t k, int dim = -1);
 /// Saves    indices; values are differentiable any number of times
 /// Throws   Error on a scalar
 ValuesIndices sort(const Tensor& x, int dim = -1, bool descending = false);
+/// The indices of sort(). No gradient passes.
+///
+/// Shapes   x (... n ...)  ->  (... n ...)
+/// Dtypes   f32, f64, bf16, f16, i32, i64, u8  ->  i64
+/// Device   cpu, cuda, meta
+/// Saves    nothing
+/// Throws   Error on a scalar
+Tensor argsort(const Tensor& x, int dim = -1, bool descending = false);
 
 }  // namespace weft

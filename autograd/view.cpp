@@ -135,18 +135,18 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
   return view_as("reshape", contiguous(x), to, contiguous_strides(to));
 }
 
-Tensor permute(const Tensor& x, std::initializer_list<int> axes) {
+Tensor permute(const Tensor& x, const Dims& axes) {
   check_tensor("permute", "x", x);
-  Shape order, asked;
+  Shape order;
   unsigned seen = 0;
   for (const int a : axes) {
-    asked.push_back(a);
     const int n = a < 0 ? a + x.ndim() : a;
     order.push_back(n);
     if (n >= 0 && n < x.ndim()) seen |= 1u << n;
   }
   check(order.size() == x.ndim() && seen + 1 == 1u << x.ndim(),
-        "permute: axes must name each of the {} axes of x once, got {}", x.ndim(), asked);
+        "permute: axes must name each of the {} axes of x once, got {}", x.ndim(),
+        Shape(axes.begin(), axes.end()));
   return permute_axes("permute", x, order);
 }
 
@@ -156,6 +156,16 @@ Tensor transpose(const Tensor& x, int a, int b) {
   Shape order;
   for (int i = 0; i < x.ndim(); ++i) order.push_back(i == a ? b : i == b ? a : i);
   return permute_axes("transpose", x, order);
+}
+
+Tensor movedim(const Tensor& x, int from, int to) {
+  from = axis_of("movedim", x, from);
+  to = axis_of("movedim", x, to);
+  Shape order;
+  for (int i = 0; i < x.ndim(); ++i) order.push_back(i);
+  order.erase(from);
+  order.insert(to, from);
+  return permute_axes("movedim", x, order);
 }
 
 Tensor expand(const Tensor& x, const Shape& shape) {

@@ -18,7 +18,11 @@ Tensor reshape(const Tensor& x, const Shape& shape);
 ///
 /// Shapes   x (d0 ... dn)  ->  (d[axes[0]] ... d[axes[n]])
 /// Throws   Error unless `axes` contains every axis once
-Tensor permute(const Tensor& x, std::initializer_list<int> axes);
+Tensor permute(const Tensor& x, const Dims& axes);
+/// View with axis `from` moved to be axis `to` of the result; the others keep their order.
+///
+/// Throws   Error on an axis out of range
+Tensor movedim(const Tensor& x, int from, int to);
 /// View with axes a and b swapped.
 Tensor transpose(const Tensor& x, int a, int b);
 /// View that broadcasts axes of length 1 (stride 0) and adds leading axes; -1 keeps an axis.
@@ -63,6 +67,12 @@ TensorList split(const Tensor& x, std::int64_t size, int dim = 0);
 /// Shapes   x (... n ...)  ->  (... sizes[i] ...)
 /// Throws   Error unless the sizes are at least 0 and add up to n
 TensorList split(const Tensor& x, std::initializer_list<std::int64_t> sizes, int dim = 0);
+TensorList split(const Tensor& x, std::span<const std::int64_t> sizes, int dim = 0);
+/// Views of every position of an axis, which is removed. Backward writes the gradient of x once.
+///
+/// Shapes   x (... n ...)  ->  n times (... ...)
+/// Throws   Error on a scalar
+TensorList unbind(const Tensor& x, int dim = 0);
 /// Concatenates tensors along an existing axis.
 ///
 /// Shapes   xs (... n_i ...), equal in every other axis  ->  (... n_0 + n_1 + ... ...)
@@ -86,14 +96,18 @@ TensorList chunk(const Tensor& x, std::int64_t count, int dim = 0);
 /// x with the order of some axes reversed.
 ///
 /// Throws   Error on an axis out of range or given twice
-Tensor flip(const Tensor& x, std::initializer_list<int> dims);
-inline Tensor flip(const Tensor& x, int dim) { return flip(x, {dim}); }
+Tensor flip(const Tensor& x, const Dims& dims);
 /// times[i] copies of x along axis i, one after the other. More numbers than axes add axes in
 /// front.
 ///
 /// Shapes   x (d0 ... dn)  ->  (times[0] d0 ... times[n] dn)
 /// Throws   Error on fewer numbers than axes, and on a negative one
 Tensor repeat(const Tensor& x, const Shape& times);
+/// `count` copies of each position of an axis, side by side.
+///
+/// Shapes   x (... n ...)  ->  (... n count ...)
+/// Throws   Error on a negative count, and on a scalar
+Tensor repeat_interleave(const Tensor& x, std::int64_t count, int dim);
 
 /// x itself if it is row-contiguous, else a row-contiguous copy.
 Tensor contiguous(const Tensor& x);

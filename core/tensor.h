@@ -7,6 +7,7 @@
 
 #include "weft/core/atomic_cells.h"
 #include "weft/core/device.h"
+#include "weft/core/dims.h"
 #include "weft/core/dtype.h"
 #include "weft/core/shape.h"
 #include "weft/core/storage.h"
@@ -241,7 +242,7 @@ class Tensor {
   Tensor to(Device device) const;
   Tensor view(const Shape& shape) const;
   Tensor reshape(const Shape& shape) const;
-  Tensor permute(std::initializer_list<int> axes) const;
+  Tensor permute(const Dims& axes) const;
   Tensor transpose(int a, int b) const;
   Tensor t() const { return transpose(-2, -1); }
   Tensor expand(const Shape& shape) const;
@@ -254,6 +255,7 @@ class Tensor {
   Tensor flatten(int first = 0, int last = -1) const;
   TensorList split(std::int64_t size, int dim = 0) const;
   TensorList split(std::initializer_list<std::int64_t> sizes, int dim = 0) const;
+  TensorList split(std::span<const std::int64_t> sizes, int dim = 0) const;
   Tensor index_select(int dim, const Tensor& index) const;
   Tensor gather(int dim, const Tensor& index) const;
 
@@ -270,12 +272,8 @@ class Tensor {
   Tensor pow(double exponent) const;
   Tensor clamp(double low, double high) const;
 
-  Tensor sum() const;
-  Tensor sum(std::initializer_list<int> dims, bool keepdim = false) const;
-  Tensor sum(int dim, bool keepdim = false) const { return sum({dim}, keepdim); }
-  Tensor mean() const;
-  Tensor mean(std::initializer_list<int> dims, bool keepdim = false) const;
-  Tensor mean(int dim, bool keepdim = false) const { return mean({dim}, keepdim); }
+  Tensor sum(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor mean(const Dims& dims = {}, bool keepdim = false) const;
   Tensor max() const;
   Tensor max(int dim, bool keepdim = false) const;
   Tensor min() const;

@@ -114,10 +114,10 @@ void binary(const Tensor& a, const Tensor& b, BinaryOp op, const Tensor& out) {
   bool done = false;
   with_op(every<BinaryOp>, op, [&]<BinaryOp known>() {
     // A dense kernel for every op, and a strided kernel only for ops that models use with broadcast
-    // operands. Powers are slow enough that index arithmetic does not matter.
+    // operands. Slow ops hide the index arithmetic.
     constexpr bool often = known == BinaryOp::add || known == BinaryOp::sub ||
                            known == BinaryOp::mul || known == BinaryOp::div;
-    if constexpr (known != BinaryOp::pow)
+    if constexpr (!is_slow(known))
       done = try_dense(out.dtype(), [&]<class T>() {
         const Binary<known, T> f;
         if (map_dense<T, T, T>(out, f, a, b)) return true;
@@ -138,7 +138,7 @@ void binary_scalar(const Tensor& a, double value, BinaryOp op, bool reversed, co
       constexpr bool turns =
           known == BinaryOp::sub || known == BinaryOp::div || known == BinaryOp::pow;
       const auto v = number<known, Compute<T>>(value);
-      if constexpr (kHasDense<T> && known != BinaryOp::pow) {
+      if constexpr (kHasDense<T> && !is_slow(known)) {
         if (turns && reversed ? map_dense<T, T>(out, WithNumber<known, turns, T>{v}, a)
                               : map_dense<T, T>(out, WithNumber<known, false, T>{v}, a))
           return;

@@ -114,6 +114,38 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// As above, but the last term of each place is the one that stays.
+template <class Word>
+__global__ void __launch_bounds__(kThreads)
+    indexing_scatter_kernel(std::int64_t columns, std::int64_t n, std::int64_t length,
+                            std::int64_t inner, const Word* source, Indices index, Word* out) {
+  const std::int64_t column = thread_number();
+  if (column >= columns) return;
+  const Quotient c(column, inner);
+  const std::int64_t from = c.quotient * n * inner + c.rest;
+  Word* const to = out + c.quotient * length * inner + c.rest;
+  for (std::int64_t j = 0; j < n; ++j) {
+    const std::int64_t id = index[from + j * inner];
+    if (id >= 0 && id < length) to[id * inner] = source[from + j * inner];
+  }
+}
+
+template <class Word>
+__global__ void __launch_bounds__(kThreads)
+    indexing_scatter_row_kernel(std::int64_t rows, std::int64_t n, std::int64_t length,
+                                const Word* source, Indices index, Word* out) {
+  const std::int64_t o = thread_number() / kWarp;
+  if (o >= rows) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (std::int64_t first = 0; first < n; first += kWarp) {
+    const std::int64_t j = first + lane;
+    const std::int64_t id = j < n ? index[o * n + j] : -1;
+    const unsigned alike = __match_any_sync(kAllLanes, id);
+    if (id >= 0 && id < length && alike >> lane == 1) out[o * length + id] = source[o * n + j];
+    __syncwarp();
+  }
+}
+
 template <class Word>
 __global__ void __launch_bounds__(kThreads)
     indexing_one_hot_kernel(std::int64_t n, std::int64_t classes, Indices ids, Word one,
@@ -202,6 +234,22 @@ void scatter_add(const Tensor& source, const Tensor& index, int dim, const Tenso
     else
       launch(indexing_scatter_add_kernel<T>, threads_for(columns), kThreads, 0, columns, n,
              to.length, to.inner, source.data<T>(), Indices(index), out.data<T>());
+  });
+}
+
+void scatter(const Tensor& source, const Tensor& index, int dim, const Tensor& out) {
+  const AxisExtent from(source, dim), to(out, dim);
+  const std::int64_t columns = to.outer * to.inner, n = from.length;
+  if (n == 0) return;
+  with_word(size_of(out.dtype()), [&]<class Word>(Word) {
+    const auto* const words = static_cast<const Word*>(source.raw());
+    auto* const to_words = static_cast<Word*>(out.raw());
+    if (to.inner == 1)
+      launch(indexing_scatter_row_kernel<Word>, threads_for(columns * kWarp), kThreads, 0, columns,
+             n, to.length, words, Indices(index), to_words);
+    else
+      launch(indexing_scatter_kernel<Word>, threads_for(columns), kThreads, 0, columns, n,
+             to.length, to.inner, words, Indices(index), to_words);
   });
 }
 

@@ -17,7 +17,7 @@ from op_graph import OpGraph, TAPE, kernel_file, without_comments_and_text
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # No gradcheck is possible: the result is integer or boolean, does not depend on values, or is random;
 # and the only other device of a build without CUDA is meta.
-NO_GRADCHECK = {"argmax", "argmin", "count_experts", "count_top_experts", "count_valid", "eq", "ne", "lt", "le",
+NO_GRADCHECK = {"argmax", "argmin", "argsort", "floor_divide", "count_experts", "count_top_experts", "count_valid", "eq", "ne", "lt", "le",
                 "gt", "ge", "floor", "ceil", "round", "sign", "isnan", "isinf", "isfinite", "logical_and", "logical_or",
                 "logical_not", "any", "all", "one_hot", "rope_tables", "sort_by_expert", "to_device", "random_logits", "sinkhorn"}
 

@@ -86,7 +86,7 @@ void scalar_typed(const Tensor& a, T value, const Tensor& out, std::int64_t work
 }
 
 constexpr std::int64_t work_of(BinaryOp op) {
-  return op == BinaryOp::pow || op > BinaryOp::relu_bwd ? 16 : 1;
+  return is_slow(op) || op > BinaryOp::relu_bwd ? 16 : 1;
 }
 
 template <class T>

@@ -15,6 +15,26 @@ void add_to(T* out, const T* x, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(out[i] + x[i]);
 }
 
+// Calls write(out[o, index[o, j, i], i], source[o, j, i]) for each column (o, i) in ascending j, on
+// one thread.
+template <class I, class T, class F>
+void each_place(const Tensor& index, int dim, const Tensor& out, const T* ps, T* po, F write) {
+  const AxisExtent from(index, dim), to(out, dim);
+  const std::int64_t inner = to.inner, n = from.length;
+  const I* id = index.data<I>();
+  parallel_for(to.outer * inner, 2 * n, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t o = begin / inner; o * inner < end; ++o) {
+      const std::int64_t first = std::max(begin - o * inner, std::int64_t{0});
+      const std::int64_t last = std::min(end - o * inner, inner);
+      for (std::int64_t j = 0; j < n; ++j)
+        for (std::int64_t i = first; i < last; ++i) {
+          const std::int64_t at = (o * n + j) * inner + i;
+          write(po[(o * to.length + id[at]) * inner + i], ps[at]);
+        }
+    }
+  });
+}
+
 }  // namespace
 
 void find_bad_index(const Tensor& index, const char*, const char*, std::int64_t limit,
@@ -113,27 +133,20 @@ void gather(const Tensor& x, const Tensor& index, int dim, const Tensor& out) {
   });
 }
 
-// Each column (o, i) of `out` belongs to one thread, which adds its terms in ascending j.
 void scatter_add(const Tensor& source, const Tensor& index, int dim, const Tensor& out) {
-  const AxisExtent from(source, dim), to(out, dim);
-  const std::int64_t inner = to.inner, n = from.length;
   dispatch_index(index.dtype(), [&]<class I>() {
-    const I* id = index.data<I>();
     dispatch_numeric(out.dtype(), [&]<class T>() {
-      const T* ps = source.data<T>();
-      T* po = out.data<T>();
-      parallel_for(to.outer * inner, 2 * n, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t o = begin / inner; o * inner < end; ++o) {
-          const std::int64_t first = std::max(begin - o * inner, std::int64_t{0});
-          const std::int64_t last = std::min(end - o * inner, inner);
-          for (std::int64_t j = 0; j < n; ++j)
-            for (std::int64_t i = first; i < last; ++i) {
-              const std::int64_t at = (o * n + j) * inner + i;
-              T& sum = po[(o * to.length + id[at]) * inner + i];
-              sum = static_cast<T>(sum + ps[at]);
-            }
-        }
-      });
+      each_place<I>(index, dim, out, source.data<T>(), out.data<T>(),
+                    [](T& sum, T x) { sum = static_cast<T>(sum + x); });
+    });
+  });
+}
+
+void scatter(const Tensor& source, const Tensor& index, int dim, const Tensor& out) {
+  dispatch_index(index.dtype(), [&]<class I>() {
+    with_word(size_of(out.dtype()), [&]<class Word>() {
+      each_place<I>(index, dim, out, static_cast<const Word*>(source.raw()),
+                    static_cast<Word*>(out.raw()), [](Word& place, Word x) { place = x; });
     });
   });
 }

@@ -42,6 +42,8 @@ enum class BinaryOp : std::uint8_t {
   mul,
   minimum,
   maximum,
+  floor_divide,
+  remainder,
   // Floating point.
   div,
   pow,
@@ -59,6 +61,10 @@ enum class CompareOp : std::uint8_t { eq, ne, lt, le, gt, ge, count };
 /// True for the ops that integers support.
 constexpr bool takes_integers(UnaryOp op) { return op < UnaryOp::sin; }
 constexpr bool takes_integers(BinaryOp op) { return op < BinaryOp::div; }
+/// True for the ops whose formula takes so long that the layout of the operands does not matter.
+constexpr bool is_slow(BinaryOp op) {
+  return op == BinaryOp::floor_divide || op == BinaryOp::remainder || op == BinaryOp::pow;
+}
 /// True for the ops that share one loop per dtype, which calls the formula through a pointer. A
 /// loop of its own for every op would be compiled dozens of times more.
 constexpr bool shares_loop(UnaryOp op) { return op >= UnaryOp::floor && op < UnaryOp::exp; }

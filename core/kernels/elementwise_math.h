@@ -49,6 +49,45 @@ constexpr C sigmoid_of(C x) {
   return C(1) / (C(1) + std::exp(-x));
 }
 
+/// The remainder of C++, with the sign of a. The smallest integer % -1 would overflow; b is not 0.
+template <class C>
+constexpr C truncated_remainder(C a, C b) {
+  if constexpr (!std::is_integral_v<C>)
+    return std::fmod(a, b);
+  else
+    return std::is_signed_v<C> && b == C(-1) ? C(0) : static_cast<C>(a % b);
+}
+
+/// Whether the quotient of C++, truncated, is 1 above the floor: then the remainder gets b's sign.
+template <class C>
+constexpr bool is_above_floor(C rest, C b) {
+  return rest != C(0) && (rest < C(0)) != (b < C(0));
+}
+
+/// Python's a % b; 0 for an integer b of 0.
+template <class C>
+constexpr C remainder_of(C a, C b) {
+  if (std::is_integral_v<C> && b == C(0)) return C(0);
+  const C rest = truncated_remainder(a, b);
+  return is_above_floor(rest, b) ? static_cast<C>(rest + b) : rest;
+}
+
+/// Python's a // b; 0 for an integer b of 0.
+template <class C>
+constexpr C floor_quotient(C a, C b) {
+  if constexpr (std::is_integral_v<C>) {
+    using W = Wrapping<C>;
+    if (b == C(0)) return C(0);
+    if (std::is_signed_v<C> && b == C(-1)) return static_cast<C>(W(0) - W(a));
+    return static_cast<C>(a / b - is_above_floor(truncated_remainder(a, b), b));
+  } else {
+    if (b == C(0)) return a / b;
+    const C rest = truncated_remainder(a, b);
+    const C whole = std::rint((a - rest) / b) - static_cast<C>(is_above_floor(rest, b));
+    return whole == C(0) ? std::copysign(C(0), a / b) : whole;
+  }
+}
+
 /// The value of a unary op at x.
 template <UnaryOp op, class C>
 constexpr C apply(C x) {
@@ -128,6 +167,10 @@ constexpr C apply(C a, C b) {
     return a != a || a < b ? a : b;  // a NaN propagates, as in NumPy
   } else if constexpr (op == BinaryOp::maximum) {
     return a != a || a > b ? a : b;
+  } else if constexpr (op == BinaryOp::floor_divide) {
+    return floor_quotient(a, b);
+  } else if constexpr (op == BinaryOp::remainder) {
+    return remainder_of(a, b);
   } else if constexpr (op == BinaryOp::div) {
     return a / b;
   } else if constexpr (op == BinaryOp::pow) {

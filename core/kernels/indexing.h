@@ -43,6 +43,8 @@ using GatherKernel = void(const Tensor& x, const Tensor& index, int dim, const T
 /// out (outer, D, inner): out[o, index[o, j, i], i] += source[o, j, i], in ascending j.
 using ScatterAddKernel = void(const Tensor& source, const Tensor& index, int dim,
                               const Tensor& out);
+/// out (outer, D, inner): out[o, index[o, j, i], i] = source[o, j, i], in ascending j.
+using ScatterKernel = void(const Tensor& source, const Tensor& index, int dim, const Tensor& out);
 /// out (..., classes), initially zero: out[..., ids[...]] = 1.
 using OneHotKernel = void(const Tensor& ids, const Tensor& out);
 /// out (..., R, C) = x where column - row <= diagonal, else 0.
@@ -54,6 +56,7 @@ IndexSelectKernel index_select;
 IndexAddKernel index_add;
 GatherKernel gather;
 ScatterAddKernel scatter_add;
+ScatterKernel scatter;
 OneHotKernel one_hot;
 TrilKernel tril;
 }  // namespace cpu
@@ -63,6 +66,7 @@ IndexSelectKernel index_select;
 IndexAddKernel index_add;
 GatherKernel gather;
 ScatterAddKernel scatter_add;
+ScatterKernel scatter;
 OneHotKernel one_hot;
 TrilKernel tril;
 }  // namespace cuda

@@ -41,6 +41,8 @@ const Unary kUnary[] = {
     {"leaky_relu", [](const Tensor& x) { return leaky_relu(x, 0.25); }},
     {"elu", [](const Tensor& x) { return elu(x, 1.5); }},
     {"clamp", [](const Tensor& x) { return clamp(x, -0.5, 1); }},
+    {"clamp_min", [](const Tensor& x) { return clamp_min(x, 0.25); }},
+    {"clamp_max", [](const Tensor& x) { return clamp_max(x, 0.25); }},
     {"pow 3", [](const Tensor& x) { return pow(x, 3); }},
     {"pow 2", [](const Tensor& x) { return pow(x, 2); }},
     {"pow -1.5", [](const Tensor& x) { return pow(x, -1.5); }, 0.5, 2},

@@ -124,6 +124,25 @@ TEST_CASE("sort: first and second gradients go to the sources of the values") {
   CHECK_FALSE(sort(leaf).indices.requires_grad());
 }
 
+TEST_CASE("sort: argsort is the order of sort, and has no gradient") {
+  const Tensor x = test::random_in({4, 30}, 0, 9, 4).to(DType::i64).to(DType::f32);
+  for (const int dim : {0, 1})
+    for (const bool descending : {false, true}) {
+      const ValuesIndices s = sort(strided(x), dim, descending);
+      CHECK(different_bits(argsort(strided(x), dim, descending), s.indices) == "");
+    }
+  Tensor leaf = x.detach();
+  leaf.set_requires_grad();
+  Tape tape;
+  CHECK_FALSE(recording(argsort(leaf)));
+  CHECK(argsort(Tensor::empty({0, 3})).shape() == Shape{0, 3});
+  CHECK(argsort(Tensor::empty({2, 3}, DType::u8, kMeta)).dtype() == DType::i64);
+  CHECK(error_of([] { argsort(Tensor::ones({})); }) ==
+        "argsort: x must have at least one axis, got a scalar");
+  CHECK(error_of([&] { argsort(x > 0); }) ==
+        "argsort: dtype must be one of f32, f64, bf16, f16, i32, i64, u8, got bool");
+}
+
 TEST_CASE("sort: meta tensors take the same shapes") {
   const Tensor x = Tensor::empty({3, 8}, DType::bf16, kMeta);
   const ValuesIndices s = sort(x, 0), t = topk(x, 5);

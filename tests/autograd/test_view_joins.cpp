@@ -196,4 +196,62 @@ TEST_CASE("view: vectors of tensors join, and a tensor splits by sizes") {
   CHECK(stack(std::vector<Tensor>(9, x)).shape() == Shape{9, 4, 3});
 }
 
+TEST_CASE("view: a tensor splits by sizes computed at run time, also by more than it has axes") {
+  const std::vector<std::int64_t> sizes{3, 0, 1};
+  const Tensor x = test::random({4, 3});
+  CHECK(x.split(sizes)[0].shape() == Shape{3, 3});
+  CHECK(split(x, std::vector<std::int64_t>{1, 2}, -1)[1].shape() == Shape{4, 2});
+  CHECK(x.split({4})[0].shape() == Shape{4, 3});  // one size, not pieces of this size
+  const TensorList pieces = counting({20}).split(std::vector<std::int64_t>(20, 1));
+  CHECK(pieces.size() == 20);
+  CHECK(different_bits(cat(pieces), counting({20})) == "");
+  CHECK(error_of([&] { split(x, std::vector<std::int64_t>{5}); }) ==
+        "split: the sizes must add up to 4 (axis 0 of x [4, 3]), got 5");
+}
+
+TEST_CASE("view: unbind, movedim and repeat_interleave against their definitions") {
+  const Tensor x = test::random({2, 5, 3});
+  const TensorList rows = unbind(x, 1);
+  REQUIRE(rows.size() == 5);
+  CHECK(rows[4].storage() == x.storage());
+  CHECK(different_bits(stack(rows, 1), x) == "");
+  CHECK(unbind(Tensor::empty({2, 0}), -1).empty());
+  CHECK(unbind(Tensor::empty({2, 0}))[1].shape() == Shape{0});
+  CHECK(different_bits(movedim(x, 0, -1), x.permute({1, 2, 0})) == "");
+  CHECK(different_bits(movedim(x, 2, 0), x.permute({2, 0, 1})) == "");
+  CHECK(movedim(x, 1, 1).storage() == x.storage());
+  const Tensor doubled = repeat_interleave(x, 2, -2);
+  CHECK(doubled.shape() == Shape{2, 10, 3});
+  for (int j = 0; j < 10; ++j) CHECK(different_bits(select(doubled, 1, j), rows[j / 2]) == "");
+  CHECK(test::values(repeat_interleave(Tensor::of({1, 2}), 3, 0)) ==
+        std::vector<double>{1, 1, 1, 2, 2, 2});
+  CHECK(repeat_interleave(x, 0, 2).shape() == Shape{2, 5, 0});
+  CHECK(repeat_interleave(x, 1, 0).storage() != x.storage());
+}
+
+TEST_CASE("view: unbind, movedim and repeat_interleave, gradients and errors") {
+  const auto pieces = [](const TensorList& in) {
+    const TensorList p = unbind(in[0], 1);
+    return p[0] * p[2];
+  };
+  const auto moved = [](const TensorList& in) { return square(movedim(in[0], 0, 1)); };
+  const auto wide = [](const TensorList& in) { return square(repeat_interleave(in[0], 3, 1)); };
+  for (const Tensor& x : {test::random({3, 5}), test::strided(test::random({2, 3}))})
+    for (const bool second_order : {false, true}) {
+      const GradcheckOptions o{.second_order = second_order};
+      CHECK(gradcheck(pieces, {x}, o) == "");
+      CHECK(gradcheck(moved, {x}, o) == "");
+      CHECK(gradcheck(wide, {x}, o) == "");
+    }
+  const Tensor x = Tensor::ones({2, 3}), scalar = Tensor::ones({});
+  CHECK(error_of([&] { unbind(scalar); }) == "unbind: x must have at least one axis, got a scalar");
+  CHECK(error_of([&] { movedim(x, 0, 2); }) == "movedim: dim must be in [-2, 2), got 2");
+  CHECK(error_of([&] { repeat_interleave(x, -1, 0); }) ==
+        "repeat_interleave: count must be at least 0, got -1");
+  CHECK(error_of([&] { repeat_interleave(x, INT64_MAX, 0); }) ==
+        "repeat_interleave: too many elements, got count 9223372036854775807 for x [2, 3]");
+  CHECK(error_of([&] { repeat_interleave(x, 2, 2); }) ==
+        "repeat_interleave: dim must be in [-2, 2), got 2");
+}
+
 }  // namespace weft::view_test

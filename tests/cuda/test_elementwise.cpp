@@ -101,6 +101,30 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("elementwise: floor_divide and remainder have the CPU's bits in every dtype") {
+  for (const DType t : kNumbers) {
+    CAPTURE(std::string(name(t)));
+    const double low = t == DType::u8 ? 0 : -9;
+    const Tensor a = Tensor::arange(low, 10, 1, t).unsqueeze(1);
+    const Tensor b = cat({Tensor::arange(low, 0, 1, t), Tensor::arange(1, 10, 1, t)});
+    test::for_each_order([&] {
+      CHECK(different_bits(floor_divide(a.to(kGpu), b.to(kGpu)).to(kCpu), floor_divide(a, b)) ==
+            "");
+      CHECK(different_bits(remainder(a.to(kGpu), b.to(kGpu)).to(kCpu), remainder(a, b)) == "");
+    });
+  }
+  for (const DType t : {DType::i32, DType::i64}) {
+    const Tensor least = Tensor::full({2}, t == DType::i32 ? -0x1p31 : -0x1p63, t).to(kGpu);
+    const Tensor by = Tensor::of({0, -1}, t), on_gpu = by.to(kGpu);
+    CHECK(different_bits(floor_divide(least, on_gpu).to(kCpu), floor_divide(least.to(kCpu), by)) ==
+          "");
+    CHECK(different_bits(remainder(least, on_gpu).to(kCpu), remainder(least.to(kCpu), by)) == "");
+  }
+  const Op rest = two([](const Tensor& x, const Tensor& y) { return remainder(x, y); });
+  CHECK(disagreement(rest, {random_in({3, 5}, 1, 4), random_in({3, 5}, 0.4, 0.6, 2)},
+                     {.gradients = true}) == "");
+}
+
 TEST_CASE("elementwise: numbers as either operand in every dtype") {
   for (const DType t : kNumbers) {
     CAPTURE(std::string(name(t)));
@@ -111,6 +135,9 @@ TEST_CASE("elementwise: numbers as either operand in every dtype") {
       CHECK(different_bits((g * 3.0).to(kCpu), x * 3.0) == "");
       CHECK(different_bits(minimum(g, 4.0).to(kCpu), minimum(x, 4.0)) == "");
       CHECK(different_bits(maximum(g, 4.0).to(kCpu), maximum(x, 4.0)) == "");
+      CHECK(different_bits(clamp_min(g, 4.0).to(kCpu), clamp_min(x, 4.0)) == "");
+      CHECK(different_bits(floor_divide(g, 4.0).to(kCpu), floor_divide(x, 4.0)) == "");
+      CHECK(different_bits(remainder(g, 4.0).to(kCpu), remainder(x, 4.0)) == "");
       if (is_floating(t)) {
         CHECK(test::mismatch((2.0 / g).to(kCpu), 2.0 / x, 1e-6) == "");
         CHECK(test::mismatch((g / 3.0).to(kCpu), x / 3.0, 1e-6) == "");

@@ -92,6 +92,33 @@ TEST_CASE("indexing: scatter_add along rows and columns") {
     }
 }
 
+TEST_CASE("indexing: scatter and index_add have the CPU's bits, with equal indices too") {
+  for (const DType t : kEveryDType) {
+    CAPTURE(std::string(name(t)));
+    for (const Shape& s : {Shape{1, 300}, Shape{90, 3}, Shape{2, 0}}) {
+      const Tensor index = random_ids(s, 5), source = random(s, 2, DType::f32).to(t);
+      const Tensor x = Tensor::zeros({s[0], 5}, t), across = Tensor::zeros({5, s[1]}, t);
+      for_each_order([&] {
+        CHECK(different_bits(scatter(x.to(kGpu), 1, index.to(kGpu), source.to(kGpu)).to(kCpu),
+                             scatter(x, 1, index, source)) == "");
+        CHECK(different_bits(scatter(across.to(kGpu), 0, index.to(kGpu), source.to(kGpu)).to(kCpu),
+                             scatter(across, 0, index, source)) == "");
+      });
+    }
+  }
+  const auto write = [](const TensorList& in) {
+    return TensorList{scatter(in[0], 1, in[1], in[2])};
+  };
+  const auto add = [](const TensorList& in) {
+    return TensorList{index_add(in[0], 1, in[1], in[2])};
+  };
+  CHECK(disagreement(write, {random({3, 4, 5}), random_ids({3, 9, 5}, 4), random({3, 9, 5}, 2)}) ==
+        "");
+  CHECK(disagreement(write, {random({3, 7}), random_ids({3, 70}, 7), random({3, 70}, 2)}) == "");
+  CHECK(disagreement(add, {random({3, 4, 5}), random_ids({9}, 4), random({3, 9, 5}, 2)}) == "");
+  CHECK(disagreement(add, {random({3, 7}), random_ids({70}, 7), random({3, 70}, 2)}) == "");
+}
+
 TEST_CASE("indexing: the gradient of an embedding has the CPU's bits") {
   // More than a tile, runs longer than a warp's loads, one to three digits.
   for (const auto& [rows, width] :

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <sstream>
+#include <vector>
 
 #include "weft/core/cuda.h"
 #include "weft/distributed/sharded_optimizer.h"
@@ -84,6 +85,10 @@ TEST_CASE("from PyTorch: indexing") {
   CHECK(values(x.gather(1, places)) == Values{3, 6, 9});
   CHECK(values(scatter_add(x, 1, places, Tensor::ones({3, 1})).select(0, 0)) == Values{0, 1, 2, 4});
 
+  CHECK(values(scatter(x, 1, places, Tensor::ones({3, 1}))[0]) == Values{0, 1, 2, 1});
+  const Tensor rows = Tensor::ones({2, 4});
+  CHECK(values(index_add(x, 0, index, rows)[2]) == Values{9, 10, 11, 12});
+
   CHECK(values(x[-1]) == Values{8, 9, 10, 11});
   CHECK(x[0][2].item() == 2);
   x[0].fill_(5);
@@ -103,6 +108,11 @@ TEST_CASE("from PyTorch: views and joins") {
   CHECK(x.view({6, -1}).shape() == Shape{6, 4});
   CHECK(x.reshape({4, -1}).shape() == Shape{4, 6});
   CHECK(x.permute({2, 0, 1}).shape() == Shape{4, 2, 3});
+  const std::vector<int> axes{2, 0, 1};
+  CHECK(x.permute(axes).shape() == Shape{4, 2, 3});
+  CHECK(x.sum(axes).item() == 276);
+  CHECK(movedim(x, 0, -1).shape() == Shape{3, 4, 2});
+  CHECK(unbind(x, 1).size() == 3);
   CHECK(x.transpose(0, 1).shape() == Shape{3, 2, 4});
   CHECK(x.t().shape() == Shape{2, 4, 3});
   CHECK(x.unsqueeze(0).shape() == Shape{1, 2, 3, 4});
@@ -119,6 +129,7 @@ TEST_CASE("from PyTorch: views and joins") {
   CHECK(chunk(x, 2).size() == 2);
   CHECK(values(flip(x, 0)[1]) == values(x[0]));
   CHECK(repeat(a, {2, 1}).shape() == Shape{4, 2});
+  CHECK(repeat_interleave(a, 2, 0).shape() == Shape{4, 2});
   CHECK(values(triu(a, 1)) == Values{0, 1, 0, 0});
   const Tensor u = Tensor::of({1, 2}), v = Tensor::of({3, 4});
   CHECK(values(outer(u, v)) == Values{3, 4, 6, 8});
@@ -136,6 +147,10 @@ TEST_CASE("from PyTorch: arithmetic") {
   CHECK(values(a.pow(2)) == Values{1, 4, 9, 16});
   CHECK(values(a.exp().log().select(0, 0)) == Values{1, 2});
   CHECK(values(a.clamp(2, 3)) == Values{2, 2, 3, 3});
+  CHECK(values(clamp_min(a, 2)) == Values{2, 2, 3, 4});
+  CHECK(values(clamp_max(a, 3)) == Values{1, 2, 3, 3});
+  CHECK(values(floor_divide(a, 2)) == Values{0, 1, 1, 2});
+  CHECK(values(remainder(a, b)) == Values{1, 0, 1, 0});
   CHECK(values(maximum(a, b)) == Values{2, 2, 3, 4});
   CHECK(values(where(a > b, a, b)) == Values{2, 2, 3, 4});
   CHECK((a <= b).dtype() == DType::boolean);
@@ -172,13 +187,17 @@ TEST_CASE("from PyTorch: reductions and order") {
   CHECK(x.sum().item() == 10);
   CHECK(x.sum({0, 1}, true).shape() == Shape{1, 1});
   CHECK(values(x.mean(-1)) == Values{2.5, 2.5});
-  CHECK(test::mismatch(stddev(x, {-1}), var(x, {-1}).sqrt(), 0) == "");
+  CHECK(test::mismatch(stddev(x, -1), var(x, -1).sqrt(), 0) == "");
   CHECK(values(prod(x, 0)) == Values{2, 12});
-  CHECK(values(var(x, {-1})) == Values{4.5, 0.5});
+  CHECK(values(var(x, -1, 1, true)) == Values{4.5, 0.5});
+  CHECK(values(var(x, -1, 0)) == Values{2.25, 0.25});
   CHECK(values(x.max(-1)) == Values{4, 3});
   CHECK(values(x.argmax(-1)) == Values{1, 1});
   CHECK(values(topk(x, 1).indices) == Values{1, 1});
   CHECK(values(sort(x, -1, true).values) == Values{4, 1, 3, 2});
+  CHECK(values(argsort(x)) == Values{0, 1, 0, 1});
+  CHECK(norm(x, 1).item() == 10);
+  CHECK(values(norm(x, {1}, false, 1)) == Values{5, 5});
   CHECK(values(cumsum(x, 0)) == Values{1, 4, 3, 7});
   CHECK(norm(x).item() == doctest::Approx(std::sqrt(30)));
   CHECK(test::mismatch(norm(x, {1}).square(), x.square().sum(1), 1e-6) == "");

@@ -70,7 +70,8 @@ double draw(char kind, std::int64_t bound, DType dtype, Rng& rng) {
   if (kind == 'u') return rng.uniform(0, 1);
   if (kind == 'n') return rng.uniform(-1, 0);
   if (kind == 'p' && is_floating(dtype)) return rng.uniform(0.5, 2);
-  if (!is_floating(dtype)) return static_cast<double>(rng.below(10));
+  if (!is_floating(dtype))
+    return static_cast<double>(kind == 'p' ? 1 + rng.below(9) : rng.below(10));
   return rng.normal();
 }
 

@@ -12,7 +12,7 @@ struct OpLine {
   const char* op;
   /// "BMK K:p": one word per tensor, one letter per axis. "2F" is twice the size of F, "=3" is 3.
   /// The letters after the colon give the values, normal numbers by default:
-  ///   p   between 0.5 and 2
+  ///   p   between 0.5 and 2; integers of at least 1
   ///   b   bool
   ///   iX  indices (i64) below the size of X, or below X if it is a digit; jX the same in i32
   ///   w   normal, in f64 for f64 and else f32; u: the same between 0 and 1, n: between -1 and 0

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "weft/autograd/reduce.h"
 #include "weft/autograd/softmax.h"
@@ -40,14 +41,7 @@ bool narrower(Maker& m, Item& item) {
   return true;
 }
 
-template <class F>
-Tensor over_axes(I item, F f) {
-  const auto axis = [&](std::size_t i) { return static_cast<int>(item.ints[i]); };
-  if (item.ints.empty()) return f({});
-  if (item.ints.size() == 1) return f({axis(0)});
-  return f({axis(0), axis(1)});
-}
-using Dims = std::initializer_list<int>;
+std::vector<int> axes_of(I item) { return {item.ints.begin(), item.ints.end()}; }
 template <Tensor (*all_axes)(const Tensor&), Tensor (*one_of)(const Tensor&, int, bool)>
 Tensor over_one(I item, T in) {
   return item.ints.empty() ? all_axes(in[0]) : one_of(in[0], axis_of(item), kept(item));
@@ -140,28 +134,16 @@ Array summed_to(I item, A in) {
 }
 
 const ProgramOp kAxisOps[] = {
-    {"sum", 2, some_axes,
-     [](I item, T in) {
-       return over_axes(item, [&](Dims d) { return sum(in[0], d, kept(item)); });
-     },
+    {"sum", 2, some_axes, [](I item, T in) { return sum(in[0], axes_of(item), kept(item)); },
      reduced<total>},
-    {"mean", 2, some_axes,
-     [](I item, T in) {
-       return over_axes(item, [&](Dims d) { return mean(in[0], d, kept(item)); });
-     },
+    {"mean", 2, some_axes, [](I item, T in) { return mean(in[0], axes_of(item), kept(item)); },
      reduced<average>},
     {"sum_to", 2, narrower, [](I item, T in) { return sum_to(in[0], given_shape(item)); },
      summed_to},
-    {"var", 2, some_axes,
-     [](I item, T in) {
-       return over_axes(item, [&](Dims d) { return var(in[0], d, 1, kept(item)); });
-     },
+    {"var", 2, some_axes, [](I item, T in) { return var(in[0], axes_of(item), 1, kept(item)); },
      reduced<variance>},
     {"stddev", 2, some_axes,
-     [](I item, T in) {
-       return over_axes(item, [&](Dims d) { return stddev(in[0], d, 1, kept(item)); });
-     },
-     reduced<deviation>},
+     [](I item, T in) { return stddev(in[0], axes_of(item), 1, kept(item)); }, reduced<deviation>},
     {"max", 2, axis_or_all, over_one<max, max>, reduced<highest>},
     {"min", 2, axis_or_all, over_one<min, min>, reduced<lowest>},
     {"argmax", 2, kept_axis, [](I item, T in) { return argmax(in[0], axis_of(item), kept(item)); },
@@ -172,12 +154,21 @@ const ProgramOp kAxisOps[] = {
     {"logsumexp", 2, kept_axis,
      [](I item, T in) { return logsumexp(in[0], axis_of(item), kept(item)); },
      reduced<log_sum_exp>},
-    {"norm", 2, one, [](I, T in) { return norm(in[0]); }, whole<length>},
-    {"norm 3", 2, one, [](I, T in) { return norm(in[0], 3); }, whole<cubic_length>},
-    {"norm 1", 2, one, [](I, T in) { return norm(in[0], 1); }, whole<sum_of_sizes>},
+    {"norm", 2, some_axes, [](I item, T in) { return norm(in[0], axes_of(item), kept(item)); },
+     reduced<length>},
+    {"norm 3", 2, some_axes, [](I item, T in) { return norm(in[0], axes_of(item), kept(item), 3); },
+     reduced<cubic_length>},
+    {"norm 1", 2, some_axes, [](I item, T in) { return norm(in[0], axes_of(item), kept(item), 1); },
+     reduced<sum_of_sizes>},
+    {"norm of all", 2, one, [](I, T in) { return norm(in[0], 1); }, whole<sum_of_sizes>},
     {"norm infinity", 2, some_element,
      [](I, T in) { return norm(in[0], std::numeric_limits<double>::infinity()); },
      whole<largest_size>},
+    {"norm infinity along an axis", 2, axis_or_all,
+     [](I item, T in) {
+       return norm(in[0], axes_of(item), kept(item), std::numeric_limits<double>::infinity());
+     },
+     reduced<largest_size>},
     {"cumsum", 2, one_axis, [](I item, T in) { return cumsum(in[0], axis_of(item)); },
      [](I item, A in) { return along(*in[0], axis_of(item), running_sum); }},
     {"softmax", 2, one_axis, [](I item, T in) { return softmax(in[0], axis_of(item)); },

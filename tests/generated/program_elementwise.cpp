@@ -38,6 +38,12 @@ Number smaller(N a, N b) {
   if (a.v == b.v) return middle(a, b);
   return greater(a, b) ? b : a;
 }
+Number floor_ratio(N a, N b) {
+  const Number ratio = a / b;
+  Closest::see(ratio, std::round(ratio.v));
+  return std::floor(ratio.v);
+}
+Number rest(N a, N b) { return a - b * floor_ratio(a, b); }
 // A negative number has no power with a tensor of exponents. For an exponent of 0 the gradient of x
 // is defined as 0, and higher derivatives are not tested.
 Number power_of(N x, N p) { return p.v == 0 ? std::nan("") : exp(p * log(x)); }
@@ -101,6 +107,8 @@ const ProgramOp kElementwiseOps[] = {
     {"div", 2, pair, [](I, T in) { return div(in[0], in[1]); }, two<quotient>},
     {"maximum", 2, pair, [](I, T in) { return maximum(in[0], in[1]); }, two<larger>},
     {"minimum", 2, pair, [](I, T in) { return minimum(in[0], in[1]); }, two<smaller>},
+    {"floor_divide", 2, pair, [](I, T in) { return floor_divide(in[0], in[1]); }, two<floor_ratio>},
+    {"remainder", 2, pair, [](I, T in) { return remainder(in[0], in[1]); }, two<rest>},
     {"pow", 2, pair, [](I, T in) { return pow(in[0], in[1]); }, two<power_of>},
     {"add number", 2, number, [](I item, T in) { return in[0] + item.reals[0]; },
      [](I item, A in) { return map(*in[0], [&](N x) { return x + item.reals[0]; }); }},
@@ -121,6 +129,11 @@ const ProgramOp kElementwiseOps[] = {
        return item.ints[0] ? maximum(in[0], item.reals[0]) : minimum(in[0], item.reals[0]);
      },
      scalar<larger, smaller>},
+    {"floor_divide remainder number", 2, number,
+     [](I item, T in) {
+       return item.ints[0] ? floor_divide(in[0], item.reals[0]) : remainder(in[0], item.reals[0]);
+     },
+     scalar<floor_ratio, rest>},
     {"pow number", 2, exponent, [](I item, T in) { return pow(in[0], item.reals[0]); },
      [](I item, A in) { return map(*in[0], [&](N x) { return power(x, item.reals[0]); }); }},
     {"dropout", 2, drawn, [](I item, T in) { return dropout(in[0], 0.25, key_of(item)); },

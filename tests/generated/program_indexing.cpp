@@ -87,15 +87,41 @@ Array gather_exact(I item, A in) {
     return p;
   });
 }
+template <bool adds>
 Array scatter_exact(I item, A in) {
   Array y = *in[0];
   Array places = filled(in[0]->shape, 0);
   for (std::size_t i = 0; i < places.at.size(); ++i) places.at[i].v = static_cast<double>(i);
   const Array target = gather_exact(item, {&places});
   for (std::size_t i = 0; i < target.at.size(); ++i) {
-    Number& sum = y.at[static_cast<std::size_t>(target.at[i].v)];
-    sum = sum + in[1]->at[i];
+    Number& place = y.at[static_cast<std::size_t>(target.at[i].v)];
+    place = adds ? place + in[1]->at[i] : in[1]->at[i];
   }
+  return y;
+}
+// ints: the axis, the number of rows, then an index for each.
+bool rows_added(Maker& m, Item& item) {
+  if (!one_axis(m, item)) return false;
+  Shape shape = m.shape(item.in[0]);
+  const std::int64_t n = shape[axis_of(item)];
+  shape[axis_of(item)] = m.length();
+  item.ints.push_back(shape[axis_of(item)]);
+  if (!draw_indices(m, item, item.ints[1], n)) return false;
+  item.in.push_back(m.like(shape));
+  return true;
+}
+Array index_add_exact(I item, A in) {
+  Array y = *in[0];
+  const auto axis = static_cast<std::size_t>(axis_of(item));
+  rearranged(filled({}, 0), in[1]->shape, [&](Place p) {
+    const Number term = element(*in[1], p);
+    p[axis] = item.ints[static_cast<std::size_t>(2 + p[axis])];
+    std::int64_t at = 0;
+    for (int d = 0; d < y.ndim(); ++d) at = at * y.shape[d] + p[static_cast<std::size_t>(d)];
+    Number& sum = y.at[static_cast<std::size_t>(at)];
+    sum = sum + term;
+    return Place{};
+  });
   return y;
 }
 Row select_row(I item, const Row& row) {
@@ -129,6 +155,12 @@ const ProgramOp kIndexOps[] = {
     {"sort", 2, ordered,
      [](I item, T in) { return part_of(item, sort(in[0], axis_of(item), item.reals[0] == 1)); },
      ordered_exact},
+    {"argsort", 2, ordered,
+     [](I item, T in) {
+       const Tensor order = argsort(in[0], axis_of(item), item.reals[0] == 1);
+       return item.reals[1] == 1 ? order : gather(in[0], axis_of(item), order);
+     },
+     ordered_exact},
     {"topk", 2, best,
      [](I item, T in) { return part_of(item, topk(in[0], item.ints[1], axis_of(item))); },
      ordered_exact},
@@ -144,7 +176,16 @@ const ProgramOp kIndexOps[] = {
      [](I item, T in) { return gather(in[0], axis_of(item), picking(item, in[0])); }, gather_exact},
     {"scatter_add", 2, scattered,
      [](I item, T in) { return scatter_add(in[0], axis_of(item), picking(item, in[0]), in[1]); },
-     scatter_exact},
+     scatter_exact<true>},
+    {"scatter", 2, scattered,
+     [](I item, T in) { return scatter(in[0], axis_of(item), picking(item, in[0]), in[1]); },
+     scatter_exact<false>},
+    {"index_add", 2, rows_added,
+     [](I item, T in) {
+       const Tensor index = int_tensor(item, 2, {item.ints[1]}, in[0]);
+       return index_add(in[0], axis_of(item), index, in[1]);
+     },
+     index_add_exact},
     {"embedding", 2, table,
      [](I item, T in) {
        return embedding(in[0], int_tensor(item, 2, {item.ints[0], item.ints[1]}, in[0]));

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "weft/autograd/view.h"
 #include "weft/tests/generated/program_ops.h"
@@ -114,6 +115,11 @@ bool repeated(Maker& m, Item& item) {
     item.ints.push_back(m.rng.chance(0.5) ? 1 : m.rng.chance(0.05) ? 0 : 2 + m.rng.below(2));
   return true;
 }
+bool interleaved(Maker& m, Item& item) {
+  if (!one_axis(m, item)) return false;
+  item.ints.push_back(m.rng.chance(0.05) ? 0 : 1 + m.rng.below(3));
+  return true;
+}
 Array repeated_exact(I item, A in) {
   Shape shape = in[0]->shape;
   if (shape.size() < static_cast<int>(item.ints.size())) shape.insert(0, 1);
@@ -180,12 +186,17 @@ const ProgramOp kJoinOps[] = {
      },
      piece_exact},
     {"flip", 2, turned,
-     [](I item, T in) {
-       const int first = axis_of(item);
-       if (item.ints.size() == 1) return flip(in[0], first);
-       return flip(in[0], {first, static_cast<int>(item.ints[1])});
-     },
+     [](I item, T in) { return flip(in[0], std::vector<int>(item.ints.begin(), item.ints.end())); },
      flipped_exact},
+    {"repeat_interleave", 2, interleaved,
+     [](I item, T in) { return repeat_interleave(in[0], item.ints[1], axis_of(item)); },
+     [](I item, A in) {
+       return along(*in[0], axis_of(item), [&](const Row& row) {
+         Row y;
+         for (N x : row) y.insert(y.end(), static_cast<std::size_t>(item.ints[1]), x);
+         return y;
+       });
+     }},
     {"repeat", 2, repeated, [](I item, T in) { return repeat(in[0], given_shape(item)); },
      repeated_exact},
 };

@@ -12,6 +12,8 @@ Number clamped(N x) {
   if (greater(kLow, x)) return kLow;
   return greater(x, kHigh) ? Number(kHigh) : x;
 }
+Number raised_to_low(N x) { return greater(kLow, x) ? Number(kLow) : x; }
+Number cut_to_high(N x) { return greater(x, kHigh) ? Number(kHigh) : x; }
 Number negative(N x) { return -x; }
 Number absolute(N x) {
   if (x.v == 0) return 0;
@@ -47,6 +49,8 @@ Number sign_of(N x) { return step(x, 0, x.v > 0 ? 1 : x.v < 0 ? -1 : 0); }
 
 const ProgramOp kUnaryOps[] = {
     {"clamp", 2, one, [](I, T in) { return clamp(in[0], kLow, kHigh); }, unary<clamped>},
+    {"clamp_min", 2, one, [](I, T in) { return clamp_min(in[0], kLow); }, unary<raised_to_low>},
+    {"clamp_max", 2, one, [](I, T in) { return clamp_max(in[0], kHigh); }, unary<cut_to_high>},
     {"neg", 2, one, [](I, T in) { return neg(in[0]); }, unary<negative>},
     {"abs", 2, one, [](I, T in) { return abs(in[0]); }, unary<absolute>},
     {"square", 2, one, [](I, T in) { return square(in[0]); }, unary<squared>},

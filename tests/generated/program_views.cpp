@@ -1,4 +1,5 @@
 #include <utility>
+#include <vector>
 
 #include "weft/autograd/view.h"
 #include "weft/tests/generated/program_ops.h"
@@ -93,15 +94,7 @@ bool order(Maker& m, Item& item) {
   return true;
 }
 Tensor permuted(I item, T in) {
-  const auto axis = [&](std::size_t i) { return static_cast<int>(item.ints[i]); };
-  switch (item.ints.size()) {
-    case 2:
-      return permute(in[0], {axis(0), axis(1)});
-    case 3:
-      return permute(in[0], {axis(0), axis(1), axis(2)});
-    default:
-      return permute(in[0], {axis(0), axis(1), axis(2), axis(3)});
-  }
+  return permute(in[0], std::vector<int>(item.ints.begin(), item.ints.end()));
 }
 Array permuted_exact(I item, A in) {
   Shape shape;
@@ -115,6 +108,18 @@ Array permuted_exact(I item, A in) {
 }
 Array expanded_exact(I item, A in) { return broadcast_to(*in[0], given_shape(item)); }
 
+Array moved_exact(I item, A in) {
+  Item order;
+  for (int d = 0; d < in[0]->ndim(); ++d)
+    if (d != axis_of(item)) order.ints.push_back(d);
+  order.ints.insert(order.ints.begin() + second(item), axis_of(item));
+  return permuted_exact(order, in);
+}
+Array select_exact(I item, A in) {
+  return reduce_axes(*in[0], {axis_of(item)}, false,
+                     [&](const Row& row) { return row[static_cast<std::size_t>(item.ints[1])]; });
+}
+
 Array same(I, A in) { return *in[0]; }
 
 const ProgramOp kViewOps[] = {
@@ -126,6 +131,10 @@ const ProgramOp kViewOps[] = {
     {"transpose", 2, two_axes,
      [](I item, T in) { return transpose(in[0], axis_of(item), second(item)); },
      [](I item, A in) { return transposed(*in[0], axis_of(item), second(item)); }},
+    {"movedim", 2, two_axes,
+     [](I item, T in) { return movedim(in[0], axis_of(item), second(item)); }, moved_exact},
+    {"unbind", 2, position, [](I item, T in) { return unbind(in[0], axis_of(item))[second(item)]; },
+     select_exact},
     {"expand", 2, wider, [](I item, T in) { return expand(in[0], given_shape(item)); },
      expanded_exact},
     {"slice", 2, piece,
@@ -145,11 +154,7 @@ const ProgramOp kViewOps[] = {
        });
      }},
     {"select", 2, position, [](I item, T in) { return select(in[0], axis_of(item), item.ints[1]); },
-     [](I item, A in) {
-       return reduce_axes(*in[0], {axis_of(item)}, false, [&](const Row& row) {
-         return row[static_cast<std::size_t>(item.ints[1])];
-       });
-     }},
+     select_exact},
     {"squeeze", 2, axis_of_one, [](I item, T in) { return squeeze(in[0], axis_of(item)); },
      [](I item, A in) {
        Shape shape = in[0]->shape;
