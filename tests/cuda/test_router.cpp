@@ -140,6 +140,7 @@ TEST_CASE("router: the module gives the CPU's loss, gradient and counts without 
                      .z_loss = 0.01,
                      .capacity_factor = 1,
                      .jitter = 0.1});
+  nn::assign_names(router);
   nn::Router there = nn::clone(router);
   there.to(kGpu);
   const Tensor x = random({24, 16}, 1, DType::f32), x_there = x.to(kGpu);

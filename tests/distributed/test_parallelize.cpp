@@ -353,6 +353,7 @@ TEST_CASE(
 
 TEST_CASE("dropout: a shard of the tokens draws its part of the mask") {
   nn::Dropout drop(0.4);
+  nn::assign_names(drop);
   const Tensor x = Tensor::ones({3, 4, 5});
   const RandomScope random({.seed = 5, .step = 3, .first_global_row = 7});
   const Tensor want = drop(x).view({12, 5});
