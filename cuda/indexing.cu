@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// As above, but the last term of each place is the one that stays.
+// The same walk as scatter_add; of several terms of one place the last is kept.
 template <class Word>
 __global__ void __launch_bounds__(kThreads)
     indexing_scatter_kernel(std::int64_t columns, std::int64_t n, std::int64_t length,

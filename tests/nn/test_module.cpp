@@ -245,18 +245,6 @@ TEST_CASE("module: the printed tree shows names, shapes, counts and ties") {
         "  angles [3] f32 (buffer)\n");
 }
 
-TEST_CASE("dropout: in a RandomScope a module without a name is refused") {
-  nn::Dropout drop(0.5);
-  const Tensor x = Tensor::ones({8});
-  drop(x);
-  const RandomScope random({.seed = 1});
-  CHECK(test::error_of([&] { drop(x); }) ==
-        "module: in a RandomScope modules that draw random numbers must have names, call "
-        "nn::assign_names(model), got none for Dropout(0.5)");
-  nn::assign_names(drop);
-  drop(x);
-}
-
 TEST_CASE("init: a parameter without a rule is refused, and keeps its values") {
   struct NoRule : nn::Module {
     Tensor scale = nn::make_parameter({2}, Init::constant(3));
