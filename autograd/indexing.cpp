@@ -95,11 +95,11 @@ Tensor unrecorded_copy(const Tensor& x) {
 // place in x's shape.
 Tensor is_kept(const Shape& whole, int dim, const Tensor& index) {
   const NoGradGuard off;
-  Shape line = Shape::filled(index.ndim(), 1);
-  line[dim] = index.dim(dim);
-  const auto n = static_cast<double>(index.dim(dim));
-  const Tensor place = contiguous(
-      expand(reshape(Tensor::arange(0, n, 1, DType::i64, index.device()), line), index.shape()));
+  const std::int64_t n = index.dim(dim);
+  Shape line{n};
+  for (int i = dim + 1; i < index.ndim(); ++i) line.push_back(1);
+  const Tensor along = Tensor::arange(0, static_cast<double>(n), 1, DType::i64, index.device());
+  const Tensor place = contiguous(expand(reshape(along, line), index.shape()));
   const Tensor last = scatter(Tensor::zeros(whole, DType::i64, index.device()), dim, index, place);
   return eq(gather(last, dim, index), place);
 }
