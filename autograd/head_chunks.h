@@ -21,6 +21,14 @@ inline Tensor rows_of(const Tensor& t, std::int64_t first, std::int64_t count) {
   return t.alias(shape, t.strides(), first * t.strides()[0]);
 }
 
+/// Classes of the head's large products; a second product has the rest. On a GPU each product reads
+/// and writes whole packs of 16 bytes, since cuBLASLt's fast kernels need extents and row distances
+/// that are multiples of it. GPT-2's 50,257 classes are odd.
+inline std::int64_t packed_classes(std::int64_t classes, DType dtype, Device device) {
+  const auto pack = 16 / static_cast<std::int64_t>(size_of(dtype));
+  return device.is_gpu() && classes > pack ? classes - classes % pack : classes;
+}
+
 /// Flattens the operands to rows, and holds the buffer for the logits of one chunk.
 class HeadChunks {
  public:
@@ -36,7 +44,8 @@ class HeadChunks {
         options_(options),
         part_(part),
         gather_(gather),
-        logits_(Tensor::empty({std::min(size_, rows_), weight.dim(0)}, x.dtype(), x.device())) {}
+        packed_(packed_classes(weight.dim(0), x.dtype(), x.device())),
+        logits_(empty_logits()) {}
 
   /// Writes losses (R) and stats (R, 2), which may be null.
   void losses(const Tensor& losses, const Tensor& stats) {
@@ -98,7 +107,10 @@ class HeadChunks {
     for (std::int64_t first = 0; first < rows_; first += size_) {
       const std::int64_t n = std::min(size_, rows_ - first);
       const Tensor logits = rows_of(logits_, 0, n);
-      gemm(rows_of(x_, first, n), transposed(weight_), logits);
+      each_product([&](std::int64_t from, std::int64_t classes, bool) {
+        gemm(rows_of(x_, first, n), transposed(rows_of(weight_, from, classes)),
+             columns_of(logits, from, classes));
+      });
       if (options_.hits.defined() && !part_)
         dispatch<cpu::cross_entropy_hits, cuda::cross_entropy_hits>(
             logits, rows_of(targets_, first, n), options_.ignore_index,
@@ -140,8 +152,33 @@ class HeadChunks {
 
   void products(const Tensor& dlogits, std::int64_t first, std::int64_t n, const Tensor& dx,
                 const Tensor& dw) {
-    if (dx.defined()) gemm(dlogits, weight_, rows_of(dx, first, n));
-    if (dw.defined()) gemm(transposed(dlogits), rows_of(x_, first, n), dw, adds_ || first > 0);
+    each_product([&](std::int64_t from, std::int64_t classes, bool again) {
+      const Tensor part = columns_of(dlogits, from, classes);
+      if (dx.defined()) gemm(part, rows_of(weight_, from, classes), rows_of(dx, first, n), again);
+      if (dw.defined())
+        gemm(transposed(part), rows_of(x_, first, n), rows_of(dw, from, classes),
+             adds_ || first > 0);
+    });
+  }
+
+  // Calls f(first class, classes, again). The few classes come first: a sum of 16 bits that both
+  // products add to then rounds the smaller part once more.
+  template <class F>
+  void each_product(F&& f) {
+    const std::int64_t classes = weight_.dim(0), rest = classes - packed_;
+    if (rest > 0) f(packed_, rest, false);
+    f(0, packed_, rest > 0);
+  }
+
+  static Tensor columns_of(const Tensor& t, std::int64_t first, std::int64_t count) {
+    return t.alias({t.dim(0), count}, t.strides(), first);
+  }
+
+  Tensor empty_logits() const {
+    const std::int64_t n = std::min(size_, rows_), classes = weight_.dim(0);
+    const auto pack = 16 / static_cast<std::int64_t>(size_of(x_.dtype()));
+    const std::int64_t step = packed_ < classes ? packed_ + pack : classes;
+    return Tensor::empty({n, step}, x_.dtype(), x_.device()).alias({n, classes}, {step, 1}, 0);
   }
 
   void zero_if_no_rows(const Tensor& dw) const {
@@ -153,6 +190,7 @@ class HeadChunks {
   CrossEntropyOptions options_;
   std::optional<ClassRange> part_;
   const Gather* gather_;
+  std::int64_t packed_;
   Tensor logits_;
   bool adds_ = false;
 };

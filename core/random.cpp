@@ -357,9 +357,11 @@ Tensor multinomial(const Tensor& weights, std::int64_t count, const RandomKey& k
         "multinomial: weights must have shape (n) or (rows, n), got {}", weights.shape());
   check(count >= 0, "multinomial: count must be at least 0, got {}", count);
   const std::int64_t n = weights.dim(-1), rows = weights.ndim() == 2 ? weights.dim(0) : 1;
+  const Shape shape = weights.ndim() == 2 ? Shape{rows, count} : Shape{count};
+  if (weights.device().is_meta()) return Tensor::empty(shape, DType::i64, weights.device());
   std::vector<double> w(static_cast<std::size_t>(weights.numel()));
   weights.copy_to(w);
-  Tensor out = Tensor::empty({rows, count}, DType::i64);
+  Tensor out = Tensor::empty(shape, DType::i64);
   Bits bits(key);
   for (std::int64_t r = 0; r < rows; ++r) {
     double total = 0;
@@ -382,7 +384,7 @@ Tensor multinomial(const Tensor& weights, std::int64_t count, const RandomKey& k
       out.data<std::int64_t>()[r * count + c] = pick;
     }
   }
-  return weights.ndim() == 1 ? out.view({count}) : out;
+  return out.to(weights.device());
 }
 
 }  // namespace weft

@@ -112,7 +112,8 @@ Tensor permutation(std::int64_t n, const RandomKey& key);
 /// As permutation(), into the caller's memory.
 void permute_range(std::span<std::int64_t> out, const RandomKey& key);
 /// `count` draws with replacement from each row of weights (rows, n), which need not sum to 1.
-/// Result (rows, count), i64; (n) gives (count).
+/// Result (rows, count), i64, on the weights' device; (n) gives (count). The host draws, so that
+/// weights on a GPU are waited for.
 /// Throws Error on a negative or non-finite weight, or a row that sums to 0.
 Tensor multinomial(const Tensor& weights, std::int64_t count, const RandomKey& key);
 

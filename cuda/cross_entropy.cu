@@ -32,8 +32,8 @@ __device__ inline double row_loss(const RowStats<R>& s, R target_logit, std::int
 
 template <int Threads, class T>
 __global__ void __launch_bounds__(kBlock<Threads>)
-    cross_entropy_fwd_kernel(const T* logits, Targets targets, std::int64_t rows, double smoothing,
-                             Real<T>* losses, Real<T>* stats) {
+    cross_entropy_fwd_kernel(const T* logits, std::int64_t step, Targets targets, std::int64_t rows,
+                             double smoothing, Real<T>* losses, Real<T>* stats) {
   using R = Real<T>;
   WEFT_SHARED(shared, R[kWarp]);
   const std::int64_t row = row_of_block();
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kBlock<Threads>)
     if (threadIdx.x == 0) losses[row] = stats[2 * row] = stats[2 * row + 1] = 0;
     return;
   }
-  const T* x = logits + row * targets.classes;
+  const T* x = logits + row * step;
   const auto s = read_row<Threads>(x, targets.classes, smoothing > 0, shared,
                                    [](std::int64_t, const Pack<T>&) {});
   if (threadIdx.x == 0) {
@@ -57,13 +57,13 @@ __global__ void __launch_bounds__(kBlock<Threads>)
 // limits itself to 40 and spills.
 template <int Threads, class T>
 __global__ void __launch_bounds__(kBlock<Threads>, 1024 / kBlock<Threads>)
-    cross_entropy_bwd_kernel(const T* logits, Targets targets, std::int64_t rows,
+    cross_entropy_bwd_kernel(const T* logits, std::int64_t step, Targets targets, std::int64_t rows,
                              const Real<T>* stats, const Real<T>* dy, std::int64_t dy_stride,
                              const std::int64_t* count, double smoothing, T* dlogits) {
   const std::int64_t row = row_of_block(), classes = targets.classes;
   if (row >= rows) return;
-  const T* x = logits + row * classes;
-  T* dx = dlogits + row * classes;
+  const T* x = logits + row * step;
+  T* dx = dlogits + row * step;
   const std::int64_t target = targets.valid(row);
   const Real<T> max = stats[2 * row], sum = stats[2 * row + 1];
   if (target < 0 || sum == 0) {
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kBlock<Threads>, 1024 / kBlock<Threads>)
 // back the packs that it stored. Otherwise they are read again.
 template <int Threads, class T>
 __global__ void __launch_bounds__(kBlock<Threads>)
-    cross_entropy_in_place_kernel(T* logits, Targets targets, std::int64_t rows,
+    cross_entropy_in_place_kernel(T* logits, std::int64_t step, Targets targets, std::int64_t rows,
                                   const std::int64_t* count, double smoothing, bool kept,
                                   Real<T>* losses) {
   using R = Real<T>;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kBlock<Threads>)
   WEFT_SHARED(shared, R[kWarp]);
   const std::int64_t row = row_of_block(), classes = targets.classes;
   if (row >= rows) return;
-  T* x = logits + row * classes;
+  T* x = logits + row * step;
   const std::int64_t target = targets.valid(row);
   if (target < 0) {
     if (threadIdx.x == 0) losses[row] = 0;
@@ -133,7 +133,8 @@ __global__ void __launch_bounds__(kBlock<Threads>)
 
 template <int Threads, class T>
 __global__ void __launch_bounds__(kBlock<Threads>)
-    cross_entropy_hits_kernel(const T* logits, Targets targets, std::int64_t rows, bool* hits) {
+    cross_entropy_hits_kernel(const T* logits, std::int64_t step, Targets targets,
+                              std::int64_t rows, bool* hits) {
   WEFT_SHARED(shared, int[kWarp]);
   const std::int64_t row = row_of_block();
   if (row >= rows) return;
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(kBlock<Threads>)
     if (threadIdx.x == 0) hits[row] = false;
     return;
   }
-  const T* x = logits + row * targets.classes;
+  const T* x = logits + row * step;
   const auto own = static_cast<Real<T>>(x[target]);
   int above = 0;  // or NaN
   each_pack<Threads>(
@@ -216,10 +217,10 @@ void find_bad_target(const Tensor& targets, std::int64_t ignore_index, std::int6
 void cross_entropy_fwd(const Tensor& logits, const Tensor& targets, std::int64_t ignore_index,
                        double label_smoothing, const Tensor& losses, const Tensor& stats) {
   const Targets t(targets, ignore_index, logits.dim(-1));
-  const std::int64_t rows = targets.numel();
+  const std::int64_t rows = targets.numel(), step = row_step(logits);
   dispatch_floating(logits.dtype(), [&]<class T>() {
     by_classes(t.classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
-      launch(cross_entropy_fwd_kernel<Threads, T>, grid, block, 0, logits.data<T>(), t, rows,
+      launch(cross_entropy_fwd_kernel<Threads, T>, grid, block, 0, logits.data<T>(), step, t, rows,
              label_smoothing, losses.data<Real<T>>(), stats.data<Real<T>>());
     });
   });
@@ -239,10 +240,11 @@ void cross_entropy_reduce(const Tensor& losses, const Tensor& count, const Tenso
 void cross_entropy_bwd(const CrossEntropyBwdIn& in, const Tensor& dlogits) {
   const Targets t(in.targets, in.ignore_index, in.logits.dim(-1));
   const std::int64_t rows = in.targets.numel(), dy_stride = in.dy.ndim() == 0 ? 0 : 1;
+  const std::int64_t step = row_step(in.logits);
   dispatch_floating(in.logits.dtype(), [&]<class T>() {
     by_classes(t.classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
-      launch(cross_entropy_bwd_kernel<Threads, T>, grid, block, 0, in.logits.data<T>(), t, rows,
-             in.stats.data<Real<T>>(), in.dy.data<Real<T>>(), dy_stride,
+      launch(cross_entropy_bwd_kernel<Threads, T>, grid, block, 0, in.logits.data<T>(), step, t,
+             rows, in.stats.data<Real<T>>(), in.dy.data<Real<T>>(), dy_stride,
              data_or_null<std::int64_t>(in.count), in.label_smoothing, dlogits.data<T>());
     });
   });
@@ -252,13 +254,13 @@ void cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const T
                             std::int64_t ignore_index, double label_smoothing,
                             const Tensor& losses) {
   const Targets t(targets, ignore_index, logits.dim(-1));
-  const std::int64_t rows = targets.numel();
+  const std::int64_t rows = targets.numel(), step = row_step(logits);
   dispatch_floating(logits.dtype(), [&]<class T>() {
     const std::int64_t bytes = t.classes * static_cast<std::int64_t>(sizeof(T)) / 16 * 16;
     by_classes(t.classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
       const bool kept = Threads > kWarp && bytes <= kKeptBytes;
       launch(cross_entropy_in_place_kernel<Threads, T>, grid, block,
-             kept ? static_cast<std::size_t>(bytes) : 0, logits.data<T>(), t, rows,
+             kept ? static_cast<std::size_t>(bytes) : 0, logits.data<T>(), step, t, rows,
              data_or_null<std::int64_t>(count), label_smoothing, kept, losses.data<Real<T>>());
     });
   });
@@ -267,10 +269,10 @@ void cross_entropy_in_place(const Tensor& logits, const Tensor& targets, const T
 void cross_entropy_hits(const Tensor& logits, const Tensor& targets, std::int64_t ignore_index,
                         const Tensor& hits) {
   const Targets t(targets, ignore_index, logits.dim(-1));
-  const std::int64_t rows = targets.numel();
+  const std::int64_t rows = targets.numel(), step = row_step(logits);
   dispatch_floating(logits.dtype(), [&]<class T>() {
     by_classes(t.classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
-      launch(cross_entropy_hits_kernel<Threads, T>, grid, block, 0, logits.data<T>(), t, rows,
+      launch(cross_entropy_hits_kernel<Threads, T>, grid, block, 0, logits.data<T>(), step, t, rows,
              hits.data<bool>());
     });
   });

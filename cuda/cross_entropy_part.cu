@@ -18,9 +18,9 @@ constexpr R kNothing = -std::numeric_limits<R>::infinity();
 
 template <int Threads, class T>
 __global__ void __launch_bounds__(kBlock<Threads>)
-    cross_entropy_part_stats_kernel(const T* logits, Targets targets, std::int64_t rows,
-                                    std::int64_t first, std::int64_t classes, bool with_sum,
-                                    Real<T>* stats) {
+    cross_entropy_part_stats_kernel(const T* logits, std::int64_t step, Targets targets,
+                                    std::int64_t rows, std::int64_t first, std::int64_t classes,
+                                    bool with_sum, Real<T>* stats) {
   using R = Real<T>;
   WEFT_SHARED(shared, R[kWarp]);
   const std::int64_t row = row_of_block();
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kBlock<Threads>)
     if (threadIdx.x == 0) out[0] = out[1] = out[2] = out[3] = 0;
     return;
   }
-  const T* x = logits + row * classes;
+  const T* x = logits + row * step;
   const auto s =
       read_row<Threads>(x, classes, with_sum, shared, [](std::int64_t, const Pack<T>&) {});
   if (threadIdx.x > 0) return;
@@ -79,15 +79,15 @@ __global__ void __launch_bounds__(kJoin)
 
 template <int Threads, class T>
 __global__ void __launch_bounds__(kBlock<Threads>, 1024 / kBlock<Threads>)
-    cross_entropy_part_bwd_kernel(const T* logits, Targets targets, std::int64_t rows,
-                                  std::int64_t first, std::int64_t classes, const Real<T>* stats,
-                                  const Real<T>* dy, const std::int64_t* count, double smoothing,
-                                  T* dlogits) {
+    cross_entropy_part_bwd_kernel(const T* logits, std::int64_t step, Targets targets,
+                                  std::int64_t rows, std::int64_t first, std::int64_t classes,
+                                  const Real<T>* stats, const Real<T>* dy,
+                                  const std::int64_t* count, double smoothing, T* dlogits) {
   using R = Real<T>;
   const std::int64_t row = row_of_block();
   if (row >= rows) return;
-  const T* x = logits + row * classes;
-  T* dx = dlogits + row * classes;
+  const T* x = logits + row * step;
+  T* dx = dlogits + row * step;
   const std::int64_t target = targets.valid(row), own = target - first;
   const R max = stats[2 * row], sum = stats[2 * row + 1];
   if (target < 0 || sum == 0) {
@@ -114,11 +114,11 @@ void cross_entropy_part_stats(const Tensor& logits, const Tensor& targets,
                               std::int64_t ignore_index, ClassRange range, bool with_sum,
                               const Tensor& stats) {
   const Targets t(targets, ignore_index, range.all);
-  const std::int64_t rows = targets.numel(), classes = logits.dim(-1);
+  const std::int64_t rows = targets.numel(), classes = logits.dim(-1), step = row_step(logits);
   dispatch_floating(logits.dtype(), [&]<class T>() {
     by_classes(classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
-      launch(cross_entropy_part_stats_kernel<Threads, T>, grid, block, 0, logits.data<T>(), t, rows,
-             range.first, classes, with_sum, stats.data<Real<T>>());
+      launch(cross_entropy_part_stats_kernel<Threads, T>, grid, block, 0, logits.data<T>(), step, t,
+             rows, range.first, classes, with_sum, stats.data<Real<T>>());
     });
   });
 }
@@ -142,10 +142,11 @@ void cross_entropy_part_merge(const Tensor& parts, const Tensor& targets, std::i
 void cross_entropy_part_bwd(const CrossEntropyBwdIn& in, ClassRange range, const Tensor& dlogits) {
   const Targets t(in.targets, in.ignore_index, range.all);
   const std::int64_t rows = in.targets.numel(), classes = in.logits.dim(-1);
+  const std::int64_t step = row_step(in.logits);
   dispatch_floating(in.logits.dtype(), [&]<class T>() {
     by_classes(classes, rows, [&]<int Threads>(dim3 grid, dim3 block) {
-      launch(cross_entropy_part_bwd_kernel<Threads, T>, grid, block, 0, in.logits.data<T>(), t,
-             rows, range.first, classes, in.stats.data<Real<T>>(), data_or_null<Real<T>>(in.dy),
+      launch(cross_entropy_part_bwd_kernel<Threads, T>, grid, block, 0, in.logits.data<T>(), step,
+             t, rows, range.first, classes, in.stats.data<Real<T>>(), data_or_null<Real<T>>(in.dy),
              data_or_null<std::int64_t>(in.count), in.label_smoothing, dlogits.data<T>());
     });
   });

@@ -13,6 +13,11 @@ inline constexpr std::int64_t kMiddleRow = 8192;  // longest row for kMiddle thr
 template <int Threads>
 inline constexpr int kBlock = Threads == kWarp ? kWarp* kRowsOfWarps : Threads;
 
+/// Elements from a row of logits to the next. Only logits of two axes may have padded rows.
+inline std::int64_t row_step(const Tensor& logits) {
+  return logits.ndim() == 2 ? logits.strides()[0] : logits.dim(-1);
+}
+
 struct Targets : Indices {
   std::int64_t ignored, classes;
 

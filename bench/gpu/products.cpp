@@ -1,4 +1,6 @@
 // Matrix products at the shapes of GPT-2: M rows, N outputs, K inputs.
+#include "weft/autograd/linear_cross_entropy.h"
+#include "weft/autograd/tape.h"
 #include "weft/bench/gpu/gpu_bench.h"
 #include "weft/core/gemm.h"
 #include "weft/core/kernels/gemm_epilogue.h"
@@ -79,19 +81,35 @@ void measure_mlp(GpuBench& bench, std::int64_t m, std::int64_t n, std::int64_t k
                     }});
 }
 
+// The fused head and loss: forward, and the products of both gradients. An odd number of classes
+// must cost as much as the next multiple of 64.
+void measure_head(GpuBench& bench, std::int64_t rows, std::int64_t classes, std::int64_t width) {
+  constexpr DType kType = DType::bf16;
+  const Tensor x = uniform({rows, width}, kType).set_requires_grad();
+  const Tensor weight = uniform({classes, width}, kType).set_requires_grad();
+  const Tensor targets = spread_ids(rows, classes).to(kGpu);
+  const double flops = 6 * static_cast<double>(rows * classes * width);
+  bench.arithmetic({row_name("head and loss", kType, {rows, classes, width}), flops, {}, [&](int) {
+                      Tape tape;
+                      linear_cross_entropy(x, weight, targets);
+                    }});
+}
+
 }  // namespace
 
 void products_part(GpuBench& bench) {
   if (bench.quick()) {
     measure(bench, 16, 8, 24, DType::bf16, true);
+    measure_head(bench, 16, 9, 24);
     return measure_mlp(bench, 16, 8, 24);
   }
-  constexpr std::int64_t kWeights[][2] = {{2304, 768},  {768, 768},   {3072, 768}, {768, 3072},
-                                          {50304, 768}, {4800, 1600}, {6400, 1600}};
+  constexpr std::int64_t kWeights[][2] = {{2304, 768},  {768, 768},   {3072, 768},  {768, 3072},
+                                          {50304, 768}, {50257, 768}, {4800, 1600}, {6400, 1600}};
   bench.warm_up();
   measure(bench, 8192, 8192, 8192, DType::bf16, false);
   for (const auto& [n, k] : kWeights) measure(bench, 65536, n, k, DType::bf16, true);
   for (const auto& [n, k] : kWeights) measure(bench, 4096, n, k, DType::bf16, false);
+  for (const std::int64_t classes : {50257, 50304}) measure_head(bench, 65536, classes, 768);
   measure_mlp(bench, 65536, 3072, 768);
   measure_mlp(bench, 16384, 6400, 1600);
   measure(bench, 4096, 4096, 4096, DType::f32, false);

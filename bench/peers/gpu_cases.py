@@ -240,6 +240,15 @@ def product(case, name):
     return forward(case, lambda x, w: F.linear(x, w, bias), buffers["x"], buffers["w"])
 
 
+@op("head and loss")
+def head_and_loss(case, name):
+    rows, classes, width = case.shape
+    x, weight = (uniform(s, case.dtype, case.device).requires_grad_() for s in ((rows, width), (classes, width)))
+    targets = torch.randint(classes, (rows,), device=case.device)
+    fn = case.compiled(lambda x, w: F.cross_entropy(F.linear(x, w), targets))
+    return lambda i: torch.autograd.grad(fn(x, weight), [x, weight])
+
+
 @op("product forward bias gelu", "product weight and bias gradient", "product gelu gradient")
 def mlp_product(case, name):
     m, n, k = case.shape

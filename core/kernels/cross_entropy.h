@@ -4,7 +4,8 @@
 namespace weft {
 
 // R rows of V classes. Row-contiguous: logits (R, V), targets (R) i32 or i64. "real" is f64 for f64
-// logits, else f32.
+// logits, else f32. On a GPU, logits of two axes may have rows that are farther apart than V;
+// dlogits then has the same distance.
 
 /// count (1) i64 = number of targets other than ignore_index.
 using CountValidKernel = void(const Tensor& targets, std::int64_t ignore_index,

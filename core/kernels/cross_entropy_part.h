@@ -10,7 +10,8 @@ struct ClassRange {
 };
 
 // R rows of the n classes from `range.first` on. Row-contiguous: logits (R, n), n may be 0; targets
-// (R) i32 or i64, indices into all classes. "real" is f64 for f64 logits, else f32.
+// (R) i32 or i64, indices into all classes. "real" is f64 for f64 logits, else f32. Rows on a GPU
+// may be farther apart, as in kernels/cross_entropy.h.
 
 /// stats (R, 4) real: maximum m, sum of exp(x - m), the target's logit (-inf where another shard
 /// has it), sum of x (0 without label smoothing). Zeros where the target is ignored.

@@ -335,6 +335,9 @@ TEST_CASE("random: multinomial draws with the given frequencies") {
   }
   CHECK(multinomial(Tensor::of({0, 0, 1}, {3}), 5, {}).shape() == Shape{5});
   CHECK(multinomial(Tensor::of({0, 0, 1}, {3}), 1, {}).item_int() == 2);
+  const Tensor planned = multinomial(Tensor::empty({2, 3}, DType::f32, kMeta), 4, {});
+  CHECK(planned.shape() == Shape{2, 4});
+  CHECK(planned.device() == kMeta);
 }
 
 TEST_CASE("random: a scope keys by layer, step, micro-batch and global position") {

@@ -6,6 +6,7 @@
 #include "weft/autograd/cross_entropy.h"
 #include "weft/autograd/elementwise.h"
 #include "weft/autograd/linear_cross_entropy.h"
+#include "weft/core/profile.h"
 #include "weft/tests/cuda/gpu.h"
 
 namespace weft::cross_entropy_test {
@@ -113,6 +114,27 @@ TEST_CASE("cross_entropy: fused with the product for rows in shared memory and r
                          {random({5, 3}) * 0.3, random({classes, 3}, 2), targets_for({5}, classes)},
                          {.tolerance = 4, .all_orders = classes < 100}) == "");
       }
+}
+
+// GPT-2's head: cuBLASLt's fast kernels need extents of whole packs of 16 bytes.
+TEST_CASE("cross_entropy: the large products of an odd number of classes have whole packs") {
+  const Tensor x = random({16, 24}).to(DType::bf16).to(kGpu).set_requires_grad();
+  const Tensor w = random({8203, 24}, 2).to(DType::bf16).to(kGpu).set_requires_grad();
+  Profiler profiler(true);
+  profiler.start("step");
+  Tape tape;
+  tape.backward(linear_cross_entropy(x, w, targets_for({16}, 8203).to(kGpu)));
+  profiler.stop();
+  int large = 0, small = 0;
+  for (const Profiler::Entry& e : profiler.entries()) {
+    if (e.kernel != "gemm") continue;
+    CAPTURE(e.operands);
+    CHECK(e.operands.find("8203") == std::string::npos);
+    large += e.operands.find("8200") != std::string::npos;
+    small += e.operands.find("8200") == std::string::npos;
+  }
+  CHECK(large == 3);
+  CHECK(small == 3);
 }
 
 TEST_CASE("cross_entropy: a loss scale keeps small f16 gradients of a mean") {

@@ -71,4 +71,11 @@ TEST_CASE("random: drawing on a GPU counts as a write and never makes the host w
   CHECK_THROWS_AS(normal_(t.transpose(0, 1), {1, 2, 0}), Error);
 }
 
+TEST_CASE("random: multinomial gives the CPU's draws on the device of the weights") {
+  const Tensor weights = Tensor::of({1, 0, 3, 4, 0, 5}, {2, 3});
+  const Tensor drawn = multinomial(weights.to(kGpu), 50, {1, 2, 0});
+  CHECK(drawn.device() == kGpu);
+  CHECK(different_bits(drawn.to(kCpu), multinomial(weights, 50, {1, 2, 0})) == "");
+}
+
 }  // namespace weft::random_test
