@@ -72,7 +72,7 @@ inline const StepModel kGpuStepModels[] = {
 };
 
 /// On a GPU the rows of the embedding and the head are padded to a multiple of this, here and in
-/// the peers, because products need the alignment. No token has a padded id.
+/// the peers, whose products need the alignment. No token has a padded id.
 inline constexpr std::int64_t kGpuVocabMultiple = 64;
 
 /// Throws Error listing the names when the model is unknown.
