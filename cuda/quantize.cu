@@ -1,42 +1,10 @@
-#include <algorithm>
-
-#include "weft/core/kernels/quantize.h"
-#include "weft/cuda/fp8.h"
+#include "weft/cuda/row_groups.h"
 
 namespace weft::cuda {
+
+using namespace fp8_groups;
+
 namespace {
-
-constexpr int kThreads = 256;
-
-// Groups of rows for the blocks of one launch, by value: the host's list may be gone when it runs.
-struct Groups {
-  static constexpr int kMost = 64;
-  std::int64_t first_row[kMost + 1];
-  std::int32_t first, count;  // number of the first group in here, and how many there are
-};
-
-// Calls f(groups) for so many groups at a time.
-template <class F>
-void each_part(const RowGroups& all, F f) {
-  std::int64_t row = 0;
-  for (std::int64_t e = 0; e < all.count; e += Groups::kMost) {
-    Groups g;
-    g.first = static_cast<std::int32_t>(e);
-    g.count = static_cast<std::int32_t>(std::min<std::int64_t>(all.count - e, Groups::kMost));
-    g.first_row[0] = row;
-    std::int64_t most = 0;
-    for (int i = 0; i < g.count; ++i) {
-      most = std::max(most, all.of(e + i));
-      g.first_row[i + 1] = row += all.of(e + i);
-    }
-    if (most > 0) f(g, most);
-  }
-}
-
-template <class F>
-void dispatch_input(const Tensor& x, F f) {
-  x.dtype() == DType::f32 ? f.template operator()<float>() : f.template operator()<bf16>();
-}
 
 __global__ void __launch_bounds__(kThreads) fp8_zero_kernel(float* amax, std::int64_t n) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -153,58 +121,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One block of threads for each block of numbers.
-template <class Q, class T>
-__global__ void __launch_bounds__(kThreads)
-    quantize_tiles_kernel(Groups groups, std::int64_t cols, Fp8Tile tile, std::int64_t across,
-                          Fp8Scaling how, float largest, const T* x, std::uint8_t* out,
-                          float* inverse) {
-  WEFT_SHARED(shared, int[kThreads / kWarp]);
-  const int e = static_cast<int>(blockIdx.y);
-  const std::int64_t first = groups.first_row[e], rows = groups.first_row[e + 1] - first;
-  const std::int64_t top = blockIdx.x / across * tile.rows,
-                     left = blockIdx.x % across * tile.columns;
-  if (top >= rows) return;
-  std::int64_t before = 0;  // blocks of the groups before
-  for (int i = 0; i < e; ++i)
-    before += (groups.first_row[i + 1] - groups.first_row[i] + tile.rows - 1) / tile.rows;
-  const std::int64_t high = rows - top < tile.rows ? rows - top : tile.rows;
-  const std::int64_t wide = cols - left < tile.columns ? cols - left : tile.columns;
-  const std::int64_t corner = (first + top) * cols + left;
-  const auto each = [&](auto f) {
-    for (std::int64_t i = threadIdx.x; i < high * wide; i += kThreads)
-      f(corner + i / wide * cols + i % wide);
-  };
-  int most = 0;
-  each([&](std::int64_t at) {
-    const int m = magnitude(widen(x[at]));
-    most = m > most ? m : most;
-  });
-  most = block_reduce<kThreads>(most, shared, 0, Max{});
-  const float scale = fp8_scale_of(fp8_bits<float>(most), largest, how);
-  each([&](std::int64_t at) { out[at] = fp8_code<Q>(widen(x[at]) * scale); });
-  if (threadIdx.x == 0) inverse[before * across + blockIdx.x] = 1.0f / scale;
-}
-
-template <class Q, class T>
-__global__ void __launch_bounds__(kThreads)
-    dequantize_kernel(Groups groups, std::int64_t cols, Fp8Tile tile, bool one, const Q* q,
-                      const float* inverse, T* out) {
-  const int e = static_cast<int>(blockIdx.y);
-  const std::int64_t first = groups.first_row[e];
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= (groups.first_row[e + 1] - first) * cols) return;
-  std::int64_t at = one ? 0 : groups.first + e;
-  if (tile.rows > 0) {
-    std::int64_t before = 0;
-    for (int j = 0; j < e; ++j)
-      before += (groups.first_row[j + 1] - groups.first_row[j] + tile.rows - 1) / tile.rows;
-    const std::int64_t across = (cols + tile.columns - 1) / tile.columns;
-    at = (before + i / cols / tile.rows) * across + i % cols / tile.columns;
-  }
-  out[first * cols + i] = narrow<T>(static_cast<float>(q[first * cols + i]) * inverse[at]);
-}
-
 // One block of threads for each operand.
 __global__ void __launch_bounds__(kThreads)
     fp8_roll_kernel(std::int64_t rows, Fp8Limits limits, Fp8Scaling how, float* history,
@@ -236,21 +152,6 @@ __global__ void fp8_take_kernel(const float* stored, float* scale, float* invers
   const float s = *stored == 0 ? 1.0f : *stored;
   *scale = s;
   *inverse = 1.0f / s;
-}
-
-template <class T>
-bool four_at_once(const T* p, std::int64_t cols, std::int64_t n) {
-  return cols % n == 0 &&
-         reinterpret_cast<std::uintptr_t>(p) % (static_cast<std::size_t>(n) * sizeof(T)) == 0;
-}
-
-template <class F>
-void dispatch_code(DType t, F f) {
-  t == DType::e5m2 ? f.template operator()<e5m2>() : f.template operator()<e4m3>();
-}
-
-std::uint8_t* codes_of(const Tensor& t) {
-  return t.defined() ? static_cast<std::uint8_t*>(t.raw()) : nullptr;
 }
 
 }  // namespace
@@ -314,41 +215,6 @@ void quantize(const Tensor& x, const RowGroups& all, const Tensor& scale, const 
           launch(quantize_kernel<Q, T, V>, grid(V), kThreads, 0, g, cols, one, px, s, rows_out);
         else
           launch(quantize_kernel<Q, T, 1>, grid(1), kThreads, 0, g, cols, one, px, s, rows_out);
-      });
-    });
-  });
-}
-
-void quantize_tiles(const Tensor& x, const RowGroups& all, const Fp8Tile& tile,
-                    const Fp8Scaling& how, const Tensor& out, const Tensor& inverse) {
-  const std::int64_t cols = x.dim(1), across = blocks_for(cols, tile.columns);
-  float* inv = inverse.data<float>();
-  dispatch_code(out.dtype(), [&]<class Q>() {
-    dispatch_input(x, [&]<class T>() {
-      each_part(all, [&](const Groups& g, std::int64_t rows) {
-        launch(quantize_tiles_kernel<Q, T>, grid_of(blocks_for(rows, tile.rows) * across, g.count),
-               kThreads, 0, g, cols, tile, across, how, fp8_largest(out.dtype()), x.data<T>(),
-               codes_of(out), inv);
-        for (int i = 0; i < g.count; ++i)
-          inv += blocks_for(g.first_row[i + 1] - g.first_row[i], tile.rows) * across;
-      });
-    });
-  });
-}
-
-void dequantize(const Tensor& q, const RowGroups& all, const Fp8Tile& tile, const Tensor& inverse,
-                const Tensor& out) {
-  const std::int64_t cols = q.dim(1);
-  const float* inv = inverse.data<float>();
-  const bool tiled = tile.rows > 0, one = inverse.numel() == 1;
-  dispatch_code(q.dtype(), [&]<class Q>() {
-    dispatch_input(out, [&]<class T>() {
-      each_part(all, [&](const Groups& g, std::int64_t rows) {
-        launch(dequantize_kernel<Q, T>, grid_of(blocks_for(rows * cols, kThreads), g.count),
-               kThreads, 0, g, cols, tile, one, q.data<Q>(), inv, out.data<T>());
-        for (int i = 0; tiled && i < g.count; ++i)
-          inv += blocks_for(g.first_row[i + 1] - g.first_row[i], tile.rows) *
-                 blocks_for(cols, tile.columns);
       });
     });
   });

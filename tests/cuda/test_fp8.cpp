@@ -50,8 +50,9 @@ TEST_CASE("fp8: codes, scales and transposed copies are those of the CPU") {
     std::vector<std::int64_t> rows;
     std::int64_t cols;
   };
-  for (const Case& c : {Case{{1}, 1}, Case{{16}, 48}, Case{{70}, 131}, Case{{32, 0, 64}, 80},
-                        Case{{3, 5}, 7}, Case{{0}, 16}, Case{{0, 0}, 4}}) {
+  for (const Case& c :
+       {Case{{1}, 1}, Case{{16}, 48}, Case{{70}, 131}, Case{{32, 0, 64}, 80}, Case{{3, 5}, 7},
+        Case{{0}, 16}, Case{{0, 0}, 4}, Case{{40, 3}, 140}, Case{{130}, 12}}) {
     std::int64_t all = 0;
     for (const std::int64_t n : c.rows) all += n;
     const RowGroups groups{.count = static_cast<std::int64_t>(c.rows.size()),
@@ -68,7 +69,8 @@ TEST_CASE("fp8: codes, scales and transposed copies are those of the CPU") {
           const Quantized want = fp8::quantize(x, groups, to, how, copies);
           for_each_order([&] { check_same(fp8::quantize(there, groups, to, how, copies), want); });
         }
-        for (const Fp8Tile tile : {Fp8Tile{1, 128}, Fp8Tile{128, 1}, Fp8Tile{16, 16}}) {
+        for (const Fp8Tile tile : {Fp8Tile{1, 128}, Fp8Tile{128, 1}, Fp8Tile{16, 16},
+                                   Fp8Tile{128, 128}, Fp8Tile{3, 5}}) {
           const Quantized want = fp8::quantize_tiles(x, groups, to, tile, {.power_of_two = true});
           const Tensor back = fp8::dequantize(want, groups, t);
           for_each_order([&] {
