@@ -71,7 +71,9 @@ Tensor masked_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
   Tensor weights = masked_fill(softmax(masked_fill(scores, drops, kHidden)), hidden, 0);
   if (s.dropout > 0) weights = dropout(weights, s.dropout, s.key);
   const Tensor y = matmul(weights.view({B, G, R, T, S}), values);
-  return cast(y.permute({0, 3, 1, 2, 4}).reshape({B, T, s.heads, s.value_dim}), q.dtype());
+  // Callers join the heads with view(), as after the kernel.
+  const Tensor tokens = contiguous(cast(y.permute({0, 3, 1, 2, 4}), q.dtype()));
+  return tokens.view({B, T, s.heads, s.value_dim});
 }
 
 }  // namespace weft::detail

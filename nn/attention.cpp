@@ -50,6 +50,7 @@ Attention::Attention(std::int64_t dim, std::int64_t heads, const AttentionOption
   if (!o.one_projection)
     qkv.parts = {{"q", qkv.weight.dim(0) - 2 * keys}, {"k", keys}, {"v", keys}};
   check(o.window >= 0, "attention: window must be at least 0, got {}", o.window);
+  check(o.causal || o.window == 0, "attention: window must be 0 without causal, got {}", o.window);
   check(o.clip >= 0, "attention: clip must be at least 0, got {}", o.clip);
   if (o.qk_norm) {
     const Norm::Kind kind = o.zero_centered_norm ? Norm::Kind::rms_centered : Norm::Kind::rms;
@@ -72,6 +73,7 @@ Tensor Attention::clipped(const Tensor& x) const {
 
 Tensor Attention::mix(const Tensor& x, const TokenContext& context) const {
   if (context.packing && !context.part) context.packing.check_row(x);
+  check(options.causal || !context.has_cache(), "attention: a cache needs causal attention");
   if (context.rows.empty()) return mixed(qkv(x), context, proj);
   // The products are of all rows at once.
   return proj(each_row(qkv(x), context, [this](const Tensor& row, const TokenContext& own) {
@@ -90,8 +92,14 @@ Tensor Attention::mixed(Tensor projected, const TokenContext& context, const F& 
   const std::int64_t heads = this->heads(), kv_heads = this->kv_heads();
 
   weft::AttentionOptions how;
-  how.causal = true;
+  how.causal = options.causal;
   how.window = options.window;
+  how.mask = context.mask;
+  if (!options.causal && packing.padding.defined() && !packing) {
+    if (how.mask.defined())
+      throw Error(message("attention: mask must be null beside padding, got {}", how.mask.shape()));
+    how.mask = eq(packing.padding, 0).view({batch, 1, 1, tokens});
+  }
   how.cu_seqlens = packing.cu_seqlens;
   how.cu_checked = packing.checked();
   drop.drop_weights(
@@ -155,7 +163,8 @@ void Attention::visit(Visitor& v) {
 }
 
 std::string Attention::describe() const {
-  return message("Attention({} heads, {} key heads, {} wide)", heads(), kv_heads(), head_dim);
+  return message("Attention({} heads, {} key heads, {} wide{})", heads(), kv_heads(), head_dim,
+                 options.causal ? "" : ", not causal");
 }
 
 KvCache::Entry Attention::cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,
@@ -171,7 +180,9 @@ double mean_keys(std::int64_t tokens, std::int64_t window) {
 
 double Attention::multiply_adds(std::int64_t tokens) const {
   const auto width = static_cast<double>(proj.weight.dim(1));  // a score and a value for each key
-  return qkv.multiply_adds() + proj.multiply_adds() + 2 * width * mean_keys(tokens, options.window);
+  const double keys =
+      options.causal ? mean_keys(tokens, options.window) : static_cast<double>(tokens);
+  return qkv.multiply_adds() + proj.multiply_adds() + 2 * width * keys;
 }
 
 }  // namespace weft::nn

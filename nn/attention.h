@@ -16,20 +16,22 @@ struct AttentionOptions {
   bool qk_norm_joint = false;          ///< qk_norm over all heads of q and over all of k
   bool zero_centered_norm = false;     ///< qk_norm multiplies by 1 + its weight
   double norm_eps = 1e-5;              ///< of qk_norm
-  double clip = 0;          ///< q, k and v are clamped to [-clip, clip] before the rotation; 0: off
-  bool gate = false;        ///< multiply the output by the sigmoid of a gate, as wide as q
-  std::int64_t window = 0;  ///< a token sees its latest `window` tokens, itself included; 0: all
-  double dropout = 0;       ///< on the attention weights
+  double clip = 0;     ///< q, k and v are clamped to [-clip, clip] before the rotation; 0: off
+  bool causal = true;  ///< false: a token also sees the tokens after it, as in an encoder
+  bool gate = false;   ///< multiply the output by the sigmoid of a gate, as wide as q
+  std::int64_t window =
+      0;               ///< causal: a token sees its latest `window` tokens, itself included; 0: all
+  double dropout = 0;  ///< on the attention weights
   bool one_projection = false;  ///< an adapter is of q, k and v together, as in GPT-2
   bool recompute = false;       ///< backward computes attention's output again, see DiscardScope
   Init init = Init::normal(0.02);
   Init proj_init = Init::normal(0.02);
 };
 
-/// Causal self-attention:  x (B, T, C) -> (B, T, C). q, k and v come from one packed projection;
-/// with `gate` each head of q is followed by its gate. A rotary table narrower than a head rotates
-/// the elements at its start. The number of heads follows from the weights, so a shard with fewer
-/// heads uses the same code.
+/// Self-attention, causal by default:  x (B, T, C) -> (B, T, C). q, k and v come from one packed
+/// projection; with `gate` each head of q is followed by its gate. A rotary table narrower than a
+/// head rotates the elements at its start. The number of heads follows from the weights, so a shard
+/// with fewer heads uses the same code.
 struct Attention : Mixer {
   AttentionOptions options;
   std::int64_t head_dim;
@@ -41,7 +43,9 @@ struct Attention : Mixer {
   Attention(std::int64_t dim, std::int64_t heads, const AttentionOptions& options = {});
   void visit(Visitor& v) override;
   std::string describe() const override;
-  Handles handles() const override { return {.packing = true, .rows = true, .part = true}; }
+  Handles handles() const override {
+    return {.packing = true, .rows = true, .part = true, .mask = true};
+  }
   unsigned shard_members() const override { return Shard::kHeads; }
   const char* name() const override { return "attn"; }
   KvCache::Entry cache_entry(std::int64_t batch, std::int64_t capacity, DType dtype,

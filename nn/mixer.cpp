@@ -13,6 +13,11 @@ Tensor Mixer::operator()(const Tensor& x, const TokenContext& context) const {
         "{}: each rank must have all tokens of its sequences, got a part of them", name());
   check(!context.packing || !context.has_cache(), "{}: a packed row cannot go with a cache",
         name());
+  if (context.mask.defined()) {
+    check(can.mask, "{}: mask must be null for this layer, got {}", name(), context.mask.shape());
+    check(!context.packing && !context.has_cache(),
+          "{}: a mask cannot go with packed rows or a cache", name());
+  }
   if (context.rows.empty() || can.rows) return mix(x, context);
   return each_row(x, context,
                   [this](const Tensor& row, const TokenContext& own) { return mix(row, own); });

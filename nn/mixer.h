@@ -16,10 +16,11 @@ struct Mixer : Module {
     bool packing = false;  ///< several sequences in a row
     bool rows = false;     ///< a cache for each row; otherwise mix() gets one row at a time
     bool part = false;     ///< a part of the batch's tokens on this rank, see TokenContext::part
+    bool mask = false;     ///< TokenContext::mask
   };
 
-  /// x (B, T, C) -> (B, T, C), causal.
-  /// Throws Error on packed rows and on a part of the tokens, unless handles() includes them.
+  /// x (B, T, C) -> (B, T, C). Causal, but for Attention with causal = false.
+  /// Throws Error on packed rows, a part of the tokens and a mask, unless handles() includes them.
   Tensor operator()(const Tensor& x, const TokenContext& context = {}) const;
   virtual Handles handles() const { return {}; }
   /// Its member name inside a block, as in state dictionaries: "attn".

@@ -33,6 +33,10 @@ struct TokenContext {
   std::span<KvCache* const> rows = {};
   bool has_cache() const { return cache || !rows.empty(); }
   int layer = 0;
+  /// Which keys a token sees: broadcasts to (batch, heads, tokens, keys), see `mask` of
+  /// attention(). Rows of an encoder that are padded: (batch, 1, 1, tokens) bool, false for the
+  /// padding. Not for packed rows or with a cache.
+  Tensor mask = {};
   /// x is this part of the batch, (1, count, dim), while `packing` describes the whole batch.
   /// Attention sees all tokens: its first projection gathers them.
   std::optional<TokenPart> part = {};
