@@ -33,6 +33,9 @@ class Offload::Away : public Restorer {
     offload_.memory_.give_back(place_);
   }
   void restore(Storage& s) override {
+    // Copies run in this order. Those of its own layer have begun, but for the last layer.
+    expect();
+    offload_.expect(layer_);
     if (layer_ > 0) offload_.expect(layer_ - 1);
     offload_.memory_.load(place_, s, category_);
   }
@@ -70,9 +73,11 @@ bool Offload::send_away(Storage& s, int layer) {
   return true;
 }
 
+// Backward reads first what was saved last.
 void Offload::expect(int layer) {
-  for (Away* const a : away_[static_cast<std::size_t>(layer)])
-    if (a) a->expect();
+  const std::vector<Away*>& all = away_[static_cast<std::size_t>(layer)];
+  for (auto a = all.rbegin(); a != all.rend(); ++a)
+    if (*a) (*a)->expect();
 }
 
 OffloadLayers::OffloadLayers(std::int64_t layers)

@@ -40,7 +40,7 @@ endif()
 
 # Weft's use of streams and memory on emulated GPUs.
 add_library(weft_emulated_gpu_tests OBJECT)
-foreach(stem capture gemm_choices gemm_plans launches nccl nccl_errors nccl_library staging)
+foreach(stem capture gemm_choices gemm_plans launches nccl nccl_errors nccl_library offload_traffic staging)
   target_sources(weft_emulated_gpu_tests PRIVATE tests/cuda/emu/test_${stem}.cpp)
 endforeach()
 target_include_directories(weft_emulated_gpu_tests PRIVATE ${weft_include})

@@ -75,15 +75,35 @@ struct OffloadMemory::File {
   std::int64_t size = 0;
 };
 
+// One stream for each direction of the bus, which carries both at once.
 struct OffloadMemory::Copies {
-  explicit Copies(Device device) : stream(cuda::Stream::take(device)) {}
-  ~Copies() { stream.give_back(); }
-  /// What is submitted to the copies' stream from now on runs after the work submitted so far.
-  void follow(Device device) {
-    ready.record(cuda::Stream::current(device));
-    ready.wait(stream);
+  explicit Copies(Device device)
+      : in(cuda::Stream::take(device)), out(cuda::Stream::take(device)) {}
+  ~Copies() {
+    in.give_back();
+    out.give_back();
   }
-  cuda::Stream stream;
+  /// What is submitted to `stream` from now on runs after the work that the current stream has so
+  /// far, and after the last copy from or to the place.
+  void follow(const cuda::Stream& stream, const Place& p) {
+    ready.record(cuda::Stream::current(stream.device()));
+    ready.wait(stream);
+    p.copied.wait(stream);
+  }
+  /// Lets the current stream wait for the last copy of the place, which ran on `stream`. A block of
+  /// the current stream can be used there again at once, without an event that the host would have
+  /// to see pass.
+  static void join(const cuda::Stream& stream, const Place& p, Storage& s) {
+    const cuda::Stream here = cuda::Stream::current(stream.device());
+    p.copied.wait(here);
+    if (s.stream != here.id()) return;
+    cuda::StreamSet others;
+    s.used_on.for_each([&](int id) {
+      if (id != stream.id()) others.add(id);
+    });
+    s.used_on = others;
+  }
+  cuda::Stream in, out;
   cuda::Event ready;
 };
 
@@ -95,7 +115,8 @@ OffloadMemory::OffloadMemory(Device device, const std::string& folder)
 
 OffloadMemory::~OffloadMemory() {
   if (copies_) try {
-      copies_->stream.synchronize();
+      copies_->in.synchronize();
+      copies_->out.synchronize();
     } catch (const Error&) {  // the device has failed, which others report
     }
   while (Place* const p = all_) {
@@ -175,11 +196,15 @@ void OffloadMemory::store(Place* p, Storage& s) {
   moved_ += s.bytes;
   if (file_) return copy_bytes(p->data, s.data, s.bytes);
   if (!copies_) return;
-  copies_->follow(device_);
+  copies_->follow(copies_->out, *p);
   if constexpr (kWithCuda)
-    cuda::rt::copy(p->data, s.data, s.bytes, cuda::rt::CopyKind::to_host, copies_->stream.handle());
-  p->copied.record(copies_->stream);
-  s.used_on.add(copies_->stream.id());
+    cuda::rt::copy(p->data, s.data, s.bytes, cuda::rt::CopyKind::to_host, copies_->out.handle());
+  p->copied.record(copies_->out);
+  s.used_on.add(copies_->out.id());
+}
+
+void OffloadMemory::wait_stored(Place* p, Storage& s) {
+  if (copies_) Copies::join(copies_->out, *p, s);
 }
 
 void OffloadMemory::expect(Place* p, std::int64_t bytes, Category category) {
@@ -190,19 +215,19 @@ void OffloadMemory::expect(Place* p, std::int64_t bytes, Category category) {
   if (!device_.is_gpu() || p->expected) return;
   p->expected = new_block(bytes, device_, category);
   if (!copies_) return;
-  copies_->follow(device_);  // earlier kernels may still use the block
+  copies_->follow(copies_->in, *p);  // earlier kernels may still use the block
   if constexpr (kWithCuda)
     cuda::rt::copy(p->expected->data, p->data, bytes, cuda::rt::CopyKind::to_device,
-                   copies_->stream.handle());
-  p->copied.record(copies_->stream);
-  p->expected->used_on.add(copies_->stream.id());
+                   copies_->in.handle());
+  p->copied.record(copies_->in);
+  p->expected->used_on.add(copies_->in.id());
 }
 
 void OffloadMemory::load(Place* p, Storage& s, Category category) {
   moved_ += s.bytes;
   if (device_.is_gpu()) {
     expect(p, s.bytes, category);
-    if (copies_) p->copied.wait(cuda::Stream::current(device_));
+    if (copies_) Copies::join(copies_->in, *p, *p->expected);
     return hand_block(std::exchange(p->expected, nullptr), s);
   }
   Storage* const block = new_block(s.bytes, device_, category);

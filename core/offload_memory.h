@@ -9,8 +9,9 @@ namespace weft {
 
 /// Memory outside of a device's own, where contents wait until they are needed again: for the CPU
 /// a memory-mapped file without a name, whose pages the system writes to the disk and takes back as
-/// it needs memory; for a GPU pinned host memory, copied on a stream of its own. What was taken
-/// once is kept for later steps. On the meta devices nothing is stored. Used by one thread.
+/// it needs memory; for a GPU pinned host memory, copied on two streams, one for each direction.
+/// What was taken once is kept for later steps. On the meta devices nothing is stored. Used by one
+/// thread.
 class OffloadMemory {
  public:
   /// `folder` is for the CPU only. Throws Error (Fault::user) when it is missing or the file cannot
@@ -28,8 +29,12 @@ class OffloadMemory {
   /// Memory of a place on the host; null on the meta devices.
   static void* data(Place* p);
 
-  /// Copies the contents of `s` out. The caller may release `s` at once.
+  /// Copies the contents of `s` out. The caller may release `s` at once; on a GPU its memory is
+  /// used again once the host sees that the copy has ended.
   void store(Place* p, Storage& s);
+  /// Lets the GPU's current stream wait for store(). The memory of `s`, if released then, is used
+  /// again at once.
+  void wait_stored(Place* p, Storage& s);
   /// Starts to bring the contents back: the CPU's file is read ahead; a GPU copies them to a new
   /// block.
   void expect(Place* p, std::int64_t bytes, Category category);

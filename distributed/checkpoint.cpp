@@ -1,6 +1,8 @@
 #include "weft/distributed/checkpoint.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <memory>
 #include <new>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "weft/core/error.h"
 #include "weft/core/storage.h"
 #include "weft/distributed/agree.h"
+#include "weft/distributed/operation.h"
 
 namespace weft::distributed {
 namespace {
@@ -63,6 +66,35 @@ bool copy_to_host(CheckpointPart& part) {
   return true;
 }
 
+bool all_are(World& world, bool own) {
+  const auto all = from_all(world, std::array{std::int64_t{own}});
+  return std::all_of(all.begin(), all.end(), [](const auto& one) { return one[0] != 0; });
+}
+
+// Between the collectives in which ranks ask each other whether all have written. A pause is a
+// small part of the wait so far; rank 0 tells of a long one.
+class Pauses {
+ public:
+  explicit Pauses(const World& world) : world_(world) {}
+  /// `rank`: the one that writes.
+  void next(int rank) {
+    const double waited = seconds(Clock::now() - begin_);
+    if (world_.rank() == 0 && waited > lines_ * world_.timeout_s()) {
+      log_line(message("save_checkpoint: rank {} has been writing for {} s", rank,
+                       std::llround(waited)));
+      ++lines_;
+    }
+    std::this_thread::sleep_for(
+        std::chrono::duration<double>(std::clamp(waited / 16, 0.0005, 0.5)));
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const World& world_;
+  const Clock::time_point begin_ = Clock::now();
+  int lines_ = 1;
+};
+
 }  // namespace
 
 CheckpointSave::CheckpointSave(World& world, const std::string& out_dir, CheckpointPart part,
@@ -71,18 +103,19 @@ CheckpointSave::CheckpointSave(World& world, const std::string& out_dir, Checkpo
   check(options.keep >= 0, "save_checkpoint: keep must be at least 0, got {}", options.keep);
   on_rank_0(world, [&] { io::begin_checkpoint(out_dir, part_.step); });
   const bool copied = options.background && copy_to_host(part_);
-  if (!copied) write();
-  // After the last value is read: a rank that aborted a collective knows it before any rank reads a
-  // wrong value.
-  if (options.devices && not_written_.empty())
-    not_written_ = failure_of([&] { options.devices->check_well(); });
-  if (copied && not_written_.empty())
-    start([this] {
-      write();
-      if (world_.size() > 1 || !not_written_.empty()) return;
-      all_ = {written()};
-      commit();
-    });
+  if (copied) {
+    check_devices();
+    if (not_written_.empty())
+      start([this] {
+        write();
+        if (world_.size() > 1 || !not_written_.empty()) return;
+        all_ = {written()};
+        commit();
+      });
+  }
+  // The others would wait for a rank without room in their next collective of training.
+  if (options.background && all_are(world, copied)) return;
+  copied ? wait_for_writes() : write_at_once();
 }
 
 CheckpointSave::~CheckpointSave() {
@@ -97,11 +130,40 @@ void CheckpointSave::abandon() {
 }
 
 void CheckpointSave::start(std::function<void()> work) {
-  done_ = false;
+  busy_ = true;
   thread_ = std::thread([this, work = std::move(work)] {
     work();
-    done_ = true;
+    busy_ = false;
   });
+}
+
+// This thread reads the tensors; another one takes part in the collectives meanwhile.
+void CheckpointSave::write_at_once() {
+  busy_ = true;
+  std::jthread waits;
+  if (world_.size() > 1) waits = std::jthread([this] { wait_for_writes(); });
+  write();
+  check_devices();
+  busy_ = false;
+}
+
+// In many short collectives: a disk may take longer than one of them may, but a rank that is lost,
+// or does not answer any more, ends the job as in any collective. The caller sees an error in
+// advance().
+void CheckpointSave::wait_for_writes() {
+  try {
+    for (Pauses pauses(world_); !all_have_written(); pauses.next(writes_)) continue;
+  } catch (...) {
+    lost_ = std::current_exception();
+    stop_.request_stop();
+  }
+}
+
+// After the last value is read: a rank that aborted a collective knows it before any rank reads a
+// wrong value.
+void CheckpointSave::check_devices() {
+  if (options_.devices && not_written_.empty())
+    not_written_ = failure_of([&] { options_.devices->check_well(); });
 }
 
 void CheckpointSave::join() {
@@ -149,11 +211,15 @@ void CheckpointSave::fail(const std::string& why) {
 
 // False while a rank is still writing.
 bool CheckpointSave::all_have_written() {
-  std::vector<Written> all = from_all(world_, is_busy() ? Written{kBusy} : written());
+  if (!all_.empty() && world_.size() > 1) return true;
+  std::vector<Written> all = from_all(world_, busy_ ? Written{kBusy} : written());
   const auto first = [&](std::int64_t outcome) {
     return std::find_if(all.begin(), all.end(), [=](const Written& w) { return w[0] == outcome; });
   };
-  if (first(kBusy) != all.end()) return false;
+  if (const auto busy = first(kBusy); busy != all.end()) {
+    writes_ = static_cast<int>(busy - all.begin());
+    return false;
+  }
   join();
   if (const auto failed = first(kFailed); failed != all.end()) {
     const int rank = static_cast<int>(failed - all.begin());
@@ -163,25 +229,26 @@ bool CheckpointSave::all_have_written() {
   return true;
 }
 
-bool CheckpointSave::advance(bool waits) {
-  if (waits) join();
+bool CheckpointSave::advance() {
+  if (lost_) std::rethrow_exception(lost_);
   if (!commits_) {
     if (!all_have_written()) return false;
     commits_ = true;
-    if (world_.rank() == 0 && !has_committed_) {
-      if (waits)
-        commit();
-      else
-        start([this] { commit(); });
-    }
+    writes_ = 0;
+    if (world_.rank() == 0 && !has_committed_) start([this] { commit(); });
   }
-  const std::int64_t outcome = from_rank_0(world_, is_busy()                ? kBusy
+  const std::int64_t outcome = from_rank_0(world_, busy_                    ? kBusy
                                                    : not_committed_.empty() ? kWell
                                                                             : kFailed);
   if (outcome == kBusy) return false;
   join();
   if (outcome == kFailed) fail(text_from(world_, 0, not_committed_));
   return true;
+}
+
+void CheckpointSave::finish() {
+  if (world_.size() == 1) join();
+  for (Pauses pauses(world_); !advance(); pauses.next(writes_)) continue;
 }
 
 void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step,

@@ -2,6 +2,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <optional>
@@ -38,9 +39,14 @@ struct SaveOptions {
 /// exist: if a rank dies earlier, the previous checkpoint stays valid.
 ///
 /// In the background, the constructor copies this rank's tensors to memory of the host that no
-/// allocator counts, and returns; without room for a copy, or if one fails, it writes at once.
+/// allocator counts, and returns; if a rank has no room for a copy, or one fails, it writes at once
+/// and all ranks wait for it.
 /// Threads only write files; that all ranks have written theirs is agreed in advance(), so that no
 /// collective runs beside those of training.
+///
+/// A rank may write for longer than a collective may take: the others ask it again and again, and
+/// rank 0 logs a line each time as long as WorldOptions::timeout_s passes. A rank that is lost or
+/// stopped meanwhile ends the job as in any collective.
 ///
 ///   CheckpointSave save(world, out, part, {.background = true});
 ///   do step(); while (!save.advance());
@@ -56,24 +62,25 @@ class CheckpointSave {
 
   /// True once the checkpoint is complete; then do not call it again. Throws the same Error on
   /// every rank when one cannot write.
-  bool advance() { return advance(false); }
+  bool advance();
   /// Waits until it is complete. Throws Error as advance().
-  void finish() { advance(true); }
+  void finish();
 
  private:
   /// What a rank has written: outcome, then size and checksum of its model and optimizer files.
   using Written = std::array<std::int64_t, 5>;
 
-  bool advance(bool waits);
   bool all_have_written();
   void write();
+  void write_at_once();
+  void wait_for_writes();
+  void check_devices();
   Written written() const;
   /// On rank 0 only.
   void commit();
   void abandon();
   [[noreturn]] void fail(const std::string& why);
   void start(std::function<void()> work);
-  bool is_busy() const { return thread_.joinable() && !done_; }
   void join();
 
   World& world_;
@@ -84,9 +91,11 @@ class CheckpointSave {
   std::vector<Written> all_;                 ///< of all ranks, once they have written
   std::string not_written_, not_committed_;  ///< why, on this rank
   bool commits_ = false, has_committed_ = false;
+  int writes_ = 0;           ///< a rank that wrote at the last collective
+  std::exception_ptr lost_;  ///< what wait_for_writes() met
   std::thread thread_;
   std::stop_source stop_;
-  std::atomic<bool> done_{false};
+  std::atomic<bool> busy_{false};  ///< this rank writes
 };
 
 /// A CheckpointSave at once. `state` and `more` are rank 0's.

@@ -15,7 +15,7 @@
 namespace weft::distributed {
 namespace {
 
-constexpr std::int64_t kFirstReached = 2;  // index into sums_
+constexpr std::int64_t kZeros = 1, kFirstReached = 2;  // indices into sums_
 
 Tensor view_of(const Tensor& flat, std::int64_t begin, const Shape& shape) {
   return flat.alias(shape, contiguous_strides(shape), begin);
@@ -44,7 +44,8 @@ Ddp::Ddp(nn::Module& model, const DeviceMesh& mesh, const Layout& layout, const 
   }
   device_ = options.deferred ? options.deferred->device : parameters_[0].tensor.device();
   reached_.resize(parameters_.size());
-  const Shape sums{kFirstReached + static_cast<std::int64_t>(parameters_.size())};
+  const auto count = static_cast<std::int64_t>(parameters_.size());
+  const Shape sums{kFirstReached + count * (options.count_zeros ? 2 : 1)};
   sums_ = Tensor::zeros(sums, DType::f64, device_);
   own_sums_ = Tensor::zeros(sums, DType::f64, sums_.device());
   check(options.slice_multiple >= 1 && options.slice_multiple <= 64 &&
@@ -135,8 +136,10 @@ void Ddp::open(BucketLayout layout) {
   Bucket& own = buckets_.back();
   if (own.replica > 0) return;
   for (const OwnedRange& r : own.owned)
-    if (const std::int64_t n = std::min(r.size, counted(r.parameter) - r.in_parameter); n > 0)
+    if (const std::int64_t n = std::min(r.size, counted(r.parameter) - r.in_parameter); n > 0) {
       own.counted.push_back(view_of(own.slice, r.in_slice, {n}));
+      own.counted_of.push_back(r.parameter);
+    }
 }
 
 // Makes the model's tensors views of one flat buffer, of which each rank updates its slice.
@@ -251,8 +254,18 @@ void Ddp::measure(const Bucket& b) {
   const Tensor squares = optim::sums_of_squares(b.counted);
   sums_.narrow(0, 0, 1).add_(squares.narrow(0, squares.numel() - 1, 1));
   if (!options_.count_zeros) return;
-  for (const Tensor& g : b.counted)
-    sums_.narrow(0, 1, 1).add_(eq(g, 0).to(DType::f64).sum({0}, true));
+  const std::size_t first = static_cast<std::size_t>(kFirstReached) + parameters_.size();
+  for (std::size_t i = 0; i < b.counted.size(); ++i)
+    sums_.narrow(0, static_cast<std::int64_t>(first + b.counted_of[i]), 1)
+        .add_(eq(b.counted[i], 0).to(DType::f64).sum({0}, true));
+}
+
+// What no rank has reached was sent as zeros, but is no gradient.
+void Ddp::add_up_zeros() {
+  const auto count = static_cast<std::int64_t>(parameters_.size());
+  const Tensor reached = gt(sums_.narrow(0, kFirstReached, count), 0).to(DType::f64);
+  const Tensor zeros = mul(sums_.narrow(0, kFirstReached + count, count), reached);
+  sums_.narrow(0, kZeros, 1).copy_(zeros.sum({0}, true));
 }
 
 // Call it before the bucket is sent, because sending writes it. Values that changed since the
@@ -308,6 +321,7 @@ optim::GradClip Ddp::finish(double max_norm) {
   watching_ = false;
   check(late.empty(), "{}", late);
   mesh_.world().all().at_once().all_reduce(sums_).wait();
+  if (options_.count_zeros) add_up_zeros();
   settle_reached();
   return optim::clip_from(sums_.narrow(0, 0, 1), max_norm);
 }
@@ -357,7 +371,7 @@ void Ddp::mark_empty() {
 
 Tensor Ddp::zeros() const {
   check(options_.count_zeros, "ddp: zeros() needs count_zeros");
-  return sums_.select(0, 1).clone();
+  return sums_.select(0, kZeros).clone();
 }
 
 Tensor Ddp::joint_norm(const Tensor& squares) const {

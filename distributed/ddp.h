@@ -118,7 +118,7 @@ class Ddp {
   void zero_grad();
 
   /// Number of gradient values of the job that were exactly 0 at the last finish(), one f64 on the
-  /// device. Throws Error without count_zeros.
+  /// device. A parameter that had no gradient adds none. Throws Error without count_zeros.
   Tensor zeros() const;
   /// The Euclidean norm of values distributed over ranks. `squares` is the sum of squares (f64, one
   /// element) of the values that this rank counts, or null for none. One collective.
@@ -143,11 +143,12 @@ class Ddp {
     /// With `shard`: the parameters, flat. Of codes and with `fsdp`, slices have memory of their
     /// own.
     Tensor param, param_slice;
-    std::vector<OwnedRange> owned;  ///< in the slice
-    std::vector<Tensor> counted;    ///< owned gradients that no other rank counts
-    std::vector<Tensor> whole;      ///< gradient of each parameter
-    std::size_t missing = 0;        ///< gradients not yet ready
-    std::uint32_t sent_at = 0;      ///< version of grad when its sums were begun
+    std::vector<OwnedRange> owned;             ///< in the slice
+    std::vector<Tensor> counted;               ///< owned gradients that no other rank counts
+    std::vector<std::size_t> counted_of = {};  ///< the parameter of each
+    std::vector<Tensor> whole;                 ///< gradient of each parameter
+    std::size_t missing = 0;                   ///< gradients not yet ready
+    std::uint32_t sent_at = 0;                 ///< version of grad when its sums were begun
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
   /// With fp8_weights: the layers whose weights are held as codes.
@@ -168,6 +169,7 @@ class Ddp {
   void check_slice(const Bucket& b) const;
   bool has_main_grads(const Bucket& b, std::size_t parameter) const;
   void measure(const Bucket& b);
+  void add_up_zeros();
   void mark_empty();
   void note_reached(const Bucket& b);
   void clear_unreached(const Bucket& b);
@@ -195,7 +197,8 @@ class Ddp {
   std::size_t next_ = 0;     ///< first bucket not yet sent
   bool watching_ = false;    ///< between watch() and finish()
   bool has_warned_ = false;
-  /// f64: sum of squares, zero count, and per parameter the number of ranks that have a gradient.
+  /// f64: sum of squares, zero count, and per parameter the number of ranks that have a gradient;
+  /// with count_zeros then the zeros of each parameter.
   Tensor sums_;
   Tensor own_sums_;              ///< this rank's contribution to sums_
   std::vector<double> reached_;  ///< host copy of its flags

@@ -84,9 +84,7 @@ class LocalOptimizer : public ParallelOptimizer {
     const optim::GradClip clip = optim::measure_clip(inner_->parameters(), max_norm);
     if (clip.norm.defined()) return clip;
     // No parameter has a gradient: a norm of 0, as on several ranks.
-    const NamedTensors& all = inner_->parameters();
-    const Device device = all.empty() ? kCpu : all[0].tensor.device();
-    return optim::clip_from(Tensor::zeros({1}, DType::f64, device), max_norm);
+    return optim::clip_from(Tensor::zeros({1}, DType::f64, device()), max_norm);
   }
   optim::StepResult step(const optim::GradClip& clip) override { return inner_->step(clip); }
   void zero_grad() override { inner_->zero_grad(); }
@@ -100,12 +98,10 @@ class LocalOptimizer : public ParallelOptimizer {
   Tensor parameter_norm() const override { return inner_->parameter_norm(); }
   Tensor zero_gradients() const override {
     const NoGradGuard off;
-    Tensor zeros;
+    const Tensor zeros = Tensor::zeros({}, DType::f64, device());
     for (const NamedTensor& p : inner_->parameters())
-      if (const Tensor g = optim::gradient_of(p.tensor); g.defined()) {
-        const Tensor own = eq(g, 0).to(DType::f64).sum();
-        zeros = zeros.defined() ? add(zeros, own) : own;
-      }
+      if (const Tensor g = optim::gradient_of(p.tensor); g.defined())
+        zeros.add_(eq(g, 0).to(DType::f64).sum());
     return zeros;
   }
   SliceSources state_sources() const override {
@@ -120,6 +116,10 @@ class LocalOptimizer : public ParallelOptimizer {
   Tensor counted_squares() const override { return inner_->sum_of_squares(); }
 
  private:
+  Device device() const {
+    const NamedTensors& all = inner_->parameters();
+    return all.empty() ? kCpu : all[0].tensor.device();
+  }
   void add_main_grads(const NamedTensors& parameters) {
     const CategoryScope category(Category::gradient);
     for (const NamedTensor& p : parameters) {

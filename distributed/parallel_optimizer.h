@@ -66,7 +66,7 @@ class ParallelOptimizer {
   /// the host does not wait for a GPU.
   virtual Tensor parameter_norm() const { return ddp_->joint_norm(counted_squares()); }
   /// Number of gradient values of the job that were exactly 0 at the last finish(), one f64 on the
-  /// device. Throws Error unless the Ddp counts zeros.
+  /// device. A parameter that had no gradient adds none. Throws Error unless the Ddp counts zeros.
   virtual Tensor zero_gradients() const { return ddp_->zeros(); }
 
   /// The state that this rank writes; all ranks together write everything: "step" and

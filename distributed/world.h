@@ -76,6 +76,7 @@ class World {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  double timeout_s() const { return options_.timeout_s; }
   /// "thread", "mpi", "tcp", "nccl", "fake" or "alone".
   virtual const char* backend() const = 0;
   /// The group of all ranks.

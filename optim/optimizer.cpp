@@ -305,9 +305,14 @@ StepResult Optimizer::step(const GradClip& clip, std::span<const std::size_t> en
     before_write(with_gradient());
   }
   const bool on_device = clip.scale.defined() && !clip.scale.is_meta();
+  const double* const scale = on_device ? clip.scale.data<double>() : nullptr;
+  if (outside_ && !skipped) {
+    update_in_groups(scale, ends, after);
+    return {skipped};
+  }
   std::size_t begin = 0;
   for (std::size_t k = 0; k < ends.size(); begin = ends[k++]) {
-    if (!skipped) update_in_groups(on_device ? clip.scale.data<double>() : nullptr, begin, ends[k]);
+    if (!skipped) update(scale, begin, ends[k]);
     after(k);
   }
   return {skipped};

@@ -191,16 +191,21 @@ class Optimizer {
   /// Calls f with the states and master weights of parameters.
   template <class F>
   void each_state(std::size_t begin, std::size_t end, const F& f) const;
-  /// On a GPU where a StateMemory was in use: moves states to pinned memory, and back.
+  /// On a GPU where a StateMemory was in use: moves states to pinned memory.
   void send_away(const Tensor& state) const;
   void send_away(std::size_t begin, std::size_t end) const;
-  void bring_back(std::size_t begin, std::size_t end) const;
+  class FromOutside;
+  struct Leaving;
+  /// Begins to move a state there.
+  void copy_out(const Tensor& state, std::vector<Leaving>& leaving) const;
   /// A state and the master weight of parameter i as state_dict() has them; without `copies`
   /// perhaps the stored tensor itself.
   Tensor read_state(const State& s, std::size_t i, bool copies) const;
   Tensor read_master(std::size_t i, bool copies) const;
-  /// update(), with states on the GPU a group at a time if they wait outside.
-  void update_in_groups(const double* grad_scale, std::size_t begin, std::size_t end);
+  /// update() of each portion and after(), with states that wait outside: a few groups at a time
+  /// are on the GPU.
+  void update_in_groups(const double* grad_scale, std::span<const std::size_t> ends,
+                        const std::function<void(std::size_t portion)>& after);
   /// Whether it has a master weight that no later write or move of the parameter has invalidated.
   bool master_is_current(std::size_t i) const;
   /// Throws Error when the parameter has moved, or has another dtype.

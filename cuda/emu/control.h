@@ -1,8 +1,18 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 namespace weft::emu {
+
+/// What a stream of the emulated GPUs was given.
+struct Command {
+  enum class Kind : std::uint8_t { kernel, copy_in, copy_out, copy_on_device, record, wait };
+  Kind kind;
+  const void* stream;
+  std::int64_t bytes = 0;       ///< of a copy
+  const void* event = nullptr;  ///< that is recorded, or waited for
+};
 
 /// Settings of the emulated GPUs that a test may change.
 struct Control {
@@ -29,6 +39,9 @@ struct Control {
   int (*at_matmul)(std::uint32_t epilogue) = nullptr;
   /// Number of algorithms that cuBLASLt has for each product. They differ in their rounding.
   int algorithms = 5;
+  /// Lists the work of all streams in the order of its submission; null: no list.
+  std::vector<Command>* commands = nullptr;
+
   /// Milliseconds that a product takes with each algorithm, and more with an epilogue, by the clock
   /// of events.
   double product_ms[8] = {};

@@ -62,6 +62,12 @@ constinit thread_local int current_index = 0;
 constexpr std::size_t kGuard = kPage;  // inaccessible bytes after each device allocation
 
 Queue& queue_of(rt::StreamHandle s) { return *static_cast<Queue*>(s); }
+
+void list(const emu::Command& command) {
+  const std::lock_guard lock(driver().mutex);
+  if (emu::control.commands) emu::control.commands->push_back(command);
+}
+using Kind = emu::Command::Kind;
 using MarkHandle = std::shared_ptr<Mark>;
 MarkHandle& mark_of(rt::EventHandle e) { return *static_cast<MarkHandle*>(e); }
 void check_not_captured(const Mark& m) {
@@ -88,10 +94,10 @@ void launch(dim3 grid, dim3 block, std::size_t shared, void (*run)(void*), void*
                block.z);
   if (static_cast<std::int64_t>(shared) > emu::control.shared_bytes)
     refuse_shared_memory(current_index, emu::control.shared_bytes, shared);
-  submit(
-      queue_of(
-          Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(current_index)}).handle()),
-      [=] { emu::run_grid(run, packed.get(), grid, block, shared); });
+  const rt::StreamHandle stream =
+      Stream::current({Device::Kind::cuda, static_cast<std::int16_t>(current_index)}).handle();
+  list({Kind::kernel, stream});
+  submit(queue_of(stream), [=] { emu::run_grid(run, packed.get(), grid, block, shared); });
 }
 
 }  // namespace detail
@@ -202,6 +208,7 @@ void record_event(EventHandle e, StreamHandle s) {
                mark->device, queue_of(s).device);
   mark->captured = queue_of(s).recording != nullptr;
   // After prompt work the event is prompt, too: the host may ask whether it has happened.
+  list({Kind::record, s, 0, e});
   const bool prompt = queue_of(s).submitted > 0 && queue_of(s).prompt == queue_of(s).submitted;
   submit(
       queue_of(s), [mark] { mark->time = Clock::now() + driver().passed; }, prompt);
@@ -230,6 +237,7 @@ void wait_event(StreamHandle s, EventHandle e) {
   check(!recording || m.captured,
         "graph: a stream that is captured must not wait for an event from outside");
   if (recording) return;  // the same stream, so already in order
+  list({Kind::wait, s, 0, e});
   if (m.queue != &queue_of(s)) submit(queue_of(s), [m] { run_until(*m.queue, m.number); });
 }
 double elapsed_ms(EventHandle from, EventHandle to) {
@@ -240,6 +248,10 @@ void copy(void* to, const void* from, std::int64_t bytes, CopyKind kind, StreamH
   weft::detail::count_launch();
   const std::lock_guard lock(driver().mutex);
   const auto n = static_cast<std::size_t>(bytes);
+  list({kind == CopyKind::to_device ? Kind::copy_in
+        : kind == CopyKind::to_host ? Kind::copy_out
+                                    : Kind::copy_on_device,
+        s, bytes});
   const bool pageable = (kind == CopyKind::to_device && !is_pinned(from)) ||
                         (kind == CopyKind::to_host && !is_pinned(to));
   check(!pageable || !queue_of(s).recording,

@@ -139,6 +139,20 @@ def what_one_rank_has_for_itself(folder):
     assert not list(pathlib.Path(folder, "full", "checkpoints").glob("step_*")), lines
 
 
+def a_slow_disk_of_one_rank(folder):
+    """The others wait for longer than a collective may take, but not for a rank that is killed meanwhile."""
+    args = [*base(folder, ""), "--zero", "--save-every", "8", "--timeout", SECONDS]
+    slow = "export WEFT_TEST_DISK_BYTES_PER_S=2e4"
+    status, lines, _ = of_one_rank(folder, "slow", slow, args)
+    assert status == 0 and lines, (status, lines)
+    assert all("save_checkpoint: rank 1 has been writing for " in line for line in lines), lines
+    status, lines, job = of_one_rank(folder, "killed", f"{slow} WEFT_TEST_KILL=1:8:save:70", args)
+    job.check_time("killed in a slow save", pathlib.Path(folder, "killed", "metrics.jsonl"))
+    lines = [line for line in lines if line != "weft_launch: rank 1 was killed by signal 9"]
+    assert status == 137 and len(lines) == 1, (status, lines)
+    assert "rank 1 was lost: " in lines[0] and " of group world" in lines[0], lines
+
+
 def ends(processes, seconds=120):
     return [(p.communicate(timeout=seconds), p.returncode) for p in processes]
 
@@ -177,5 +191,5 @@ def processors_are_shared(folder):
 
 if __name__ == "__main__":
     main([collectives_have_the_same_bits, trainers_have_the_same_bits, gone, hangs, calls_something_else, nobody_waits, absent,
-          begins_late, what_one_rank_has_for_itself,
+          begins_late, what_one_rank_has_for_itself, a_slow_disk_of_one_rank,
           strangers, processors_are_shared], at_once=4)
