@@ -1,5 +1,6 @@
 #pragma once
 // Everything a model's author needs, in one include. Inside the library, include what you use.
+#include "weft/autograd/activation.h"
 #include "weft/autograd/attention.h"
 #include "weft/autograd/causal_conv1d.h"
 #include "weft/autograd/cross_entropy.h"

@@ -4,7 +4,6 @@
 #include "weft/autograd/linear.h"
 #include "weft/autograd/linear_common.h"
 #include "weft/autograd/operand.h"
-#include "weft/autograd/swiglu.h"
 #include "weft/core/error.h"
 #include "weft/core/kernels/copy.h"
 #include "weft/core/kernels/swiglu.h"
@@ -15,7 +14,10 @@ using namespace detail;
 
 namespace {
 
+// Which kernels there are: GELU in the epilogue of a product, or SwiGLU into a given tensor.
 bool is_tanh(Activation a) { return a == Activation::gelu_tanh; }
+bool is_gelu(Activation a) { return is_tanh(a) || a == Activation::gelu_erf; }
+bool is_swiglu(Activation a) { return a == Activation::swiglu; }
 
 void check_operand(const char* name, const Tensor& t, const Tensor& x, const Shape& shape) {
   check(t.shape() == shape, "mlp: {} must have shape {}, got {}", name, shape, t.shape());
@@ -34,7 +36,7 @@ void check_operands(const Tensor& x, const Tensor& up, const Tensor& up_bias, co
   if (!is_compute(x.dtype())) throw_bad_dtype("mlp", x.dtype(), kFloatingNames);
   check(up.ndim() == 2 && down.ndim() == 2, "mlp: up and down must have 2 axes, got {} and {}",
         up.shape(), down.shape());
-  const std::int64_t width = down.dim(1) * (activation == Activation::swiglu ? 2 : 1);
+  const std::int64_t width = down.dim(1) * (is_gated(activation) ? 2 : 1);
   check_operand("up", up, x, {width, x.dim(-1)});
   check_operand("down", down, x, {down.dim(0), down.dim(1)});
   if (up_bias.defined()) check_operand("up_bias", up_bias, x, {width});
@@ -42,20 +44,19 @@ void check_operands(const Tensor& x, const Tensor& up, const Tensor& up_bias, co
 }
 
 Tensor composed(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tensor& down,
-                const Tensor& down_bias, Activation activation) {
-  const Tensor hidden = linear(x, up, up_bias);
-  const Tensor act = activation == Activation::swiglu
-                         ? swiglu(hidden)
-                         : gelu(hidden, is_tanh(activation) ? Gelu::tanh : Gelu::erf);
-  return linear(act, down, down_bias);
+                const Tensor& down_bias, Activation kind) {
+  return linear(activation(linear(x, up, up_bias), kind), down, down_bias);
 }
 
-void activate(const Tensor& hidden, Activation activation, const Tensor& act) {
-  if (activation == Activation::swiglu)
+// Writes to `act`, if not null; null or not, it holds the activated layer then.
+void activate(const Tensor& hidden, Activation kind, Tensor& act) {
+  if (is_swiglu(kind))
     dispatch<cpu::swiglu_fwd, cuda::swiglu_fwd>(hidden, Tensor(), act);
+  else if (is_gelu(kind))
+    dispatch<cpu::unary, cuda::unary>(hidden,
+                                      is_tanh(kind) ? UnaryOp::gelu_tanh : UnaryOp::gelu_erf, act);
   else
-    dispatch<cpu::unary, cuda::unary>(
-        hidden, is_tanh(activation) ? UnaryOp::gelu_tanh : UnaryOp::gelu_erf, act);
+    act = activation(hidden, kind);
 }
 
 /// The hidden layer before and after its activation.
@@ -69,23 +70,24 @@ bool keeps(const Tensor& x, bool recorded) {
   return recorded && (!Tape::counting() || x.device().is_gpu());
 }
 
-// Without `keep` GELU runs in place and `before` is null. `again`: backward will activate the
-// stored, rounded `before`, so forward must not fuse GELU, which would activate unrounded sums.
+// Without `keep` GELU runs in place and `before` is null, or need not be kept. `again`: backward
+// will activate the stored, rounded `before`, so forward must not fuse GELU, which would activate
+// unrounded sums.
 Hidden hidden_layer(const Tensor& x, const Tensor& up, const Tensor& bias, std::int64_t features,
-                    Activation activation, bool keep, bool again) {
+                    Activation kind, bool keep, bool again) {
   const auto matrix = [&](std::int64_t cols) {
     return Tensor::empty({x.dim(0), cols}, x.dtype(), x.device());
   };
   Hidden h;
-  h.behind = matrix(features);
-  if (keep || activation == Activation::swiglu) h.before = matrix(up.dim(0));
-  if (activation != Activation::swiglu && !again && fuses_gelu(x, up, bias, is_tanh(activation))) {
+  if (is_gelu(kind) || is_swiglu(kind)) h.behind = matrix(features);
+  if (keep || !is_gelu(kind)) h.before = matrix(up.dim(0));
+  if (is_gelu(kind) && !again && fuses_gelu(x, up, bias, is_tanh(kind))) {
     count_product(h.behind.numel(), x.dim(1));
-    dispatch<cpu::gemm_gelu, cuda::gemm_gelu>(x, up, bias, is_tanh(activation), h.before, h.behind);
+    dispatch<cpu::gemm_gelu, cuda::gemm_gelu>(x, up, bias, is_tanh(kind), h.before, h.behind);
   } else {
-    const Tensor& sums = h.before.defined() ? h.before : h.behind;
+    const Tensor sums = h.before.defined() ? h.before : h.behind;
     gemm_bias(x, up, bias, sums);
-    activate(sums, activation, h.behind);
+    activate(sums, kind, h.behind);
   }
   return h;
 }
@@ -106,9 +108,23 @@ Tensor swiglu_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
   gemm(p.dy, p.down, grad);
   if (behind) {
     *behind = empty_like(grad);
-    activate(before, Activation::swiglu, *behind);
+    activate(before, p.activation, *behind);
   }
   dispatch<cpu::swiglu_bwd, cuda::swiglu_bwd>(before, Tensor(), grad, out, Tensor());
+  if (own_bias) add_bias_gradient(b, 2, out);
+  return out;
+}
+
+Tensor composed_gradient(Backward& b, const Parts& p, const Tensor& before, Tensor* behind,
+                         bool own_bias) {
+  const Tensor grad =
+      Tensor::empty({before.dim(0), p.down.dim(1)}, before.dtype(), before.device());
+  gemm(p.dy, p.down, grad);
+  const Tensor x = before.detach().set_requires_grad();
+  Tape again;
+  const Tensor act = row_of(p.activation).composed(x);
+  const Tensor out = contiguous(again.gradients(act, {x}, grad)[0]);
+  if (behind) *behind = act.detach();
   if (own_bias) add_bias_gradient(b, 2, out);
   return out;
 }
@@ -116,8 +132,8 @@ Tensor swiglu_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behin
 // The gradient of the hidden layer before its activation. Writes the activated layer to `behind`,
 // if not null. `own_bias`: adds the gradient of its bias too.
 Tensor hidden_gradient(Backward& b, const Parts& p, Tensor before, Tensor* behind, bool own_bias) {
-  if (p.activation == Activation::swiglu)
-    return swiglu_gradient(b, p, std::move(before), behind, own_bias);
+  if (is_swiglu(p.activation)) return swiglu_gradient(b, p, std::move(before), behind, own_bias);
+  if (!is_gelu(p.activation)) return composed_gradient(b, p, before, behind, own_bias);
   const std::int64_t rows = before.dim(0), features = before.dim(1);
   const Device device = before.device();
   if (behind) *behind = reused(before);

@@ -1,9 +1,7 @@
 #pragma once
-#include "weft/core/tensor.h"
+#include "weft/autograd/activation.h"
 
 namespace weft {
-
-enum class Activation : std::uint8_t { gelu_tanh, gelu_erf, swiglu };
 
 struct MlpOptions {
   Activation activation = Activation::gelu_tanh;
@@ -12,17 +10,17 @@ struct MlpOptions {
   bool recompute = false;
 };
 
-/// y = f(x up^T + up_bias) down^T + down_bias. f is GELU; for swiglu it maps rows of [gate | up] to
-/// silu(gate) * up. The activation follows the first product directly, on a GPU in its epilogue
-/// where cuBLASLt supports that; so does its gradient in backward.
+/// y = f(x up^T + up_bias) down^T + down_bias, where f is activation(). GELU follows the first
+/// product directly, on a GPU in its epilogue where cuBLASLt supports that; so does its gradient in
+/// backward.
 ///
-/// Shapes   x (..., K), up (F, K), for swiglu (2F, K), up_bias (rows of up) or null, down (N, F),
+/// Shapes   x (..., K), up (F, K), gated (2F, K), up_bias (rows of up) or null, down (N, F),
 ///          down_bias (N) or null  ->  (..., N)
 /// Dtypes   f32, f64, bf16, f16, one dtype for all; bf16 products are summed in f32
 /// Device   cpu, cuda; all on one device
 /// Saves    x, the weights, the hidden layer before and, unless `recompute`, after the activation
 /// Throws   Error on a 0-d x, weights and biases of another shape, mixed dtypes or devices
-/// Source   Hendrycks and Gimpel 2016, arXiv:1606.08415; Shazeer 2020, arXiv:2002.05202
+/// Source   as activation()
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tensor& down,
            const Tensor& down_bias, const MlpOptions& options = {});
 

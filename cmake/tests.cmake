@@ -209,7 +209,7 @@ endif()
 # The programs, run as by a user.
 if(WEFT_EXAMPLES)
   add_test(NAME readme_model COMMAND readme_model)
-  set(cases async_save chat checks completion data hf hostile hybrid inputs lora memory metrics mini_gpt mlp moe mtp pack plan ranks repeat talk tokenizer
+  set(cases async_save chat checks completion data forms hf hostile hybrid inputs lora memory metrics mini_gpt mlp moe mtp pack plan ranks repeat talk tokenizer
     wrong_use)
   if(WEFT_BENCH)
     list(APPEND cases bench)

@@ -28,7 +28,7 @@ namespace weft {
 // leading dashes; a file may write '_' for '-'. Command lines check `needs`; a library type checks
 // rules between its members in validate().
 
-/// An enum value and its word in flags, files and messages.
+/// An enum value, or an optional one, and its word in flags, files and messages.
 template <class E>
 struct Word {
   const char* name;
@@ -95,7 +95,10 @@ const char* word_of(const Word<E> (&words)[N], E value) {
     }
     if (rest == 0) return detail::kept_text(list);
   }
-  detail::throw_no_word(static_cast<int>(value));
+  if constexpr (std::is_enum_v<E>)
+    detail::throw_no_word(static_cast<int>(value));
+  else
+    detail::throw_no_word(static_cast<int>(value.value()));  // a word stands for the unset one
 }
 
 namespace detail {

@@ -59,10 +59,10 @@ void add_delta_net(std::vector<Plan::Rule>& rules, const nn::GptConfig& c) {
 void add_mlp(std::vector<Plan::Rule>& rules, const std::string& name, const nn::GptConfig& c,
              std::int64_t width) {
   const Units features{"hidden features", width};
-  if (c.arch == nn::Arch::gpt2)
-    rules.push_back({name + R"(\.up)", Placement::column({features})});
-  else
+  if (is_gated(c.mlp_activation()))
     rules.push_back({name + R"(\.gate_up)", Placement::column({features, features})});
+  else
+    rules.push_back({name + R"(\.up)", Placement::column({features})});
   rules.push_back({name + R"(\.down)", Placement::row(features)});
 }
 
@@ -85,7 +85,8 @@ Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
     attentions += c.is_attention(i);
     experts += c.has_experts(i);
   }
-  const bool scatters = o.sequence && c.arch == nn::Arch::gpt2;
+  const bool learned = c.position_kind() == nn::Positions::learned;
+  const bool scatters = o.sequence && learned;
   Plan plan;
   plan.sequence = o.sequence;
   plan.overlap = o.overlap;
@@ -95,7 +96,7 @@ Plan gpt_plan(const nn::GptConfig& c, const GptPlanOptions& o) {
   rules.push_back({"head", Placement::head(c.vocab)});
   rules.push_back({"loss", Placement::loss(c.vocab)});
   // Added before tokens are split, so every rank sees the full gradient.
-  if (c.arch == nn::Arch::gpt2) rules.push_back({"positions", Placement::whole(false)});
+  if (learned) rules.push_back({"positions", Placement::whole(false)});
   if (attentions > 0) {
     if (c.attention == nn::AttentionKind::mla)
       add_latent_attention(rules, c);

@@ -54,10 +54,10 @@ class Sharding {
           "{}: sinkhorn balances the tokens of a batch, which must be on one rank, got {} ranks",
           name, mesh_.group("tp_cp").size());
     nn::Experts& e = moe.experts;
-    const bool swiglu = e.options.activation == nn::Activation::swiglu;
-    const std::string at = joined(name, "experts."), up = at + (swiglu ? "gate_up" : "up");
-    keep(up, e.up, 1, swiglu ? 2 : 1);
-    keep(up + "_bias", e.up_bias, 1, swiglu ? 2 : 1);
+    const bool gated = is_gated(e.options.activation);
+    const std::string at = joined(name, "experts."), up = at + (gated ? "gate_up" : "up");
+    keep(up, e.up, 1, gated ? 2 : 1);
+    keep(up + "_bias", e.up_bias, 1, gated ? 2 : 1);
     keep(at + "down", e.down, 2, 1);
     keep(at + "down_bias", e.down_bias, -1, 1);
     change_shard(e, [&](nn::Shard& s) { s.bias_ranks = etp_.size(); });

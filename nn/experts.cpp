@@ -5,22 +5,11 @@
 #include "weft/autograd/fp8_linear.h"
 #include "weft/autograd/fp8_rows.h"
 #include "weft/autograd/grouped_linear.h"
-#include "weft/autograd/scaled_activation.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
 #include "weft/nn/fp8.h"
 
 namespace weft::nn {
-namespace {
-
-bool packed(Activation a) { return a == Activation::swiglu; }
-
-Tensor activate(Activation kind, const Tensor& h, const Tensor& probs) {
-  if (packed(kind)) return scaled_swiglu(h, probs);
-  return scaled_gelu(h, probs, kind == Activation::gelu_tanh ? Gelu::tanh : Gelu::erf);
-}
-
-}  // namespace
 
 Experts::Experts(std::int64_t experts, std::int64_t dim, std::int64_t hidden,
                  const ExpertsOptions& o)
@@ -28,7 +17,7 @@ Experts::Experts(std::int64_t experts, std::int64_t dim, std::int64_t hidden,
   check(experts > 0 && dim > 0 && hidden > 0,
         "experts: experts, dim and hidden must be at least 1, got {}, {} and {}", experts, dim,
         hidden);
-  const std::int64_t wide = packed(o.activation) ? 2 * hidden : hidden;
+  const std::int64_t wide = is_gated(o.activation) ? 2 * hidden : hidden;
   up = make_parameter({experts, wide, dim}, o.init);
   down = make_parameter({experts, dim, hidden}, o.proj_init);
   if (!o.bias) return;
@@ -60,13 +49,13 @@ Tensor Experts::operator()(const Tensor& x, const Tensor& probs, const Tensor& r
       options.recompute, {h, probs},
       [kind = options.activation, next = &fp8_down](const TensorList& in) {
         const fp8::ProducesFor scope(next);
-        return activate(kind, in[0], in[1]);
+        return scaled_activation(in[0], in[1], kind);
       },
       [&](const Tensor& act) { return multiply(act, down, bias, rows, scale, fp8_down, later); });
 }
 
 void Experts::visit(Visitor& v) {
-  const bool two = packed(options.activation);
+  const bool two = is_gated(options.activation);
   v(two ? "gate_up" : "up", up, options.init);
   v(two ? "gate_up_bias" : "up_bias", up_bias, Init::constant(0));
   v("down", down, options.proj_init);

@@ -17,8 +17,8 @@ struct ExpertsOptions {
 /// which is p_i times the output of MLP e.
 struct Experts : Module {
   ExpertsOptions options;
-  Tensor up;         // (experts, hidden, dim), or (experts, 2 * hidden, dim) for swiglu
-  Tensor up_bias;    // (experts, hidden), or (experts, 2 * hidden) for swiglu, or null
+  Tensor up;         // (experts, hidden, dim), or (experts, 2 * hidden, dim) with a gate
+  Tensor up_bias;    // (experts, hidden), or (experts, 2 * hidden) with a gate, or null
   Tensor down;       // (experts, dim, hidden)
   Tensor down_bias;  // (experts, dim), or null
   fp8::LayerState fp8_up, fp8_down;

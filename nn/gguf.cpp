@@ -40,6 +40,8 @@ const Known& known(std::string_view type) {
   return *found;
 }
 
+bool is_gpt2(const Known& k) { return k.type == std::string_view("gpt2"); }
+
 void check_experts(const Known& k, const GptConfig& c) {
   const auto need = [&](bool holds, const char* rule) {
     check(holds, "gguf: llama.cpp's {} {}", k.architecture, rule);
@@ -62,7 +64,7 @@ void check_computed(const Known& k, const GptConfig& c) {
   const auto need = [&](bool holds, const char* rule) {
     check(holds, "gguf: llama.cpp's {} {}", k.architecture, rule);
   };
-  if (c.arch == Arch::gpt2) return need(c.gelu == Gelu::tanh, "has GELU by tanh only");
+  if (is_gpt2(k)) return need(c.activation == Activation::gelu_tanh, "has GELU by tanh only");
   need(c.clip_qkv == 0, "does not clamp queries, keys and values (clip_qkv)");
   need(k.biased_output || c.biases() != AttentionBias::all,
        "has no bias on the output of attention (attention_bias)");
@@ -145,7 +147,7 @@ void add_metadata(const GptConfig& c, GgufModel& out) {
   const auto size = [&](const char* key, std::int64_t v) {
     out.metadata.emplace_back(arch + "." + key, static_cast<std::uint32_t>(v));
   };
-  const bool is_gpt2 = c.arch == Arch::gpt2;
+  const bool layer_norm = c.norm_kind() == NormKind::layer;
   size("vocab_size", c.vocab);
   size("context_length", context_of(c));
   size("embedding_length", c.dim);
@@ -155,12 +157,12 @@ void add_metadata(const GptConfig& c, GgufModel& out) {
   size("feed_forward_length", of_experts ? c.expert_ffn_dim() : c.ffn_dim());
   size("attention.head_count", c.heads);
   out.metadata.emplace_back(
-      arch + (is_gpt2 ? ".attention.layer_norm_epsilon" : ".attention.layer_norm_rms_epsilon"),
+      arch + (layer_norm ? ".attention.layer_norm_epsilon" : ".attention.layer_norm_rms_epsilon"),
       static_cast<float>(c.norm_eps));
   const bool latent = c.attention == AttentionKind::mla;
   if (latent) {
     add_latent_metadata(c, out);
-  } else if (!is_gpt2) {
+  } else if (c.position_kind() == Positions::rope) {
     size("attention.head_count_kv", c.kv_head_count());
     size("attention.key_length", c.head_dim());
     size("attention.value_length", c.head_dim());

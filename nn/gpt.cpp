@@ -28,9 +28,9 @@ void check_new_tokens(const Tensor& ids) {
 
 Gpt::Gpt(const GptConfig& c)
     : config(checked(c)), embed(c.vocab, c.dim), drop(c.dropout), norm(make_norm(c)) {
-  if (c.arch == Arch::gpt2)
+  if (c.position_kind() == Positions::learned)
     positions.emplace(c.seq, c.dim);
-  else
+  else if (c.position_kind() == Positions::rope)
     rotary.emplace(c.seq, c.rotated(), c.rope_theta, c.rope_scaling);
   blocks.reserve(static_cast<std::size_t>(c.layers));
   for (std::int64_t i = 0; i < c.layers; ++i) blocks.push_back(make_block(c, i));
@@ -187,8 +187,8 @@ Tensor Gpt::decode(const Tensor& ids, std::span<KvCache* const> rows) const {
 
 std::string Gpt::describe() const {
   return message("Gpt({}, {} layers, {} heads, dim {}, seq {}, vocab {})",
-                 config.arch == Arch::gpt2 ? "gpt2" : "llama", config.layers, config.heads,
-                 config.dim, config.seq, config.vocab);
+                 word_of(kArchWords, config.arch), config.layers, config.heads, config.dim,
+                 config.seq, config.vocab);
 }
 
 }  // namespace weft::nn

@@ -21,8 +21,8 @@ namespace weft::nn {
 struct Gpt : Module {
   GptConfig config;
   Embedding embed;                     // (vocab, dim)
-  std::optional<Embedding> positions;  // (seq, dim); gpt2
-  std::optional<RotaryTable> rotary;   // llama
+  std::optional<Embedding> positions;  // (seq, dim); if they are learned
+  std::optional<RotaryTable> rotary;   // if they are rotary
   Dropout drop;
   std::vector<Block> blocks;
   Norm norm;

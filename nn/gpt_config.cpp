@@ -46,7 +46,7 @@ double count_parameters(const GptConfig& c) {
       c.mtp.repeated ? std::min<std::int64_t>(c.mtp.depths, 1) : c.mtp.depths;
   const auto dim = static_cast<double>(c.dim), norm = values_of(make_norm(c));
   const double tables = static_cast<double>(c.vocab) * (c.tied() ? 1 : 2) +
-                        (c.arch == Arch::gpt2 ? static_cast<double>(c.seq) : 0);
+                        (c.position_kind() == Positions::learned ? static_cast<double>(c.seq) : 0);
   return over_blocks(c, depths, [](const Block& block) { return values_of(block); }) +
          tables * dim + norm + static_cast<double>(depths) * (2 * dim * dim + 3 * norm);
 }
@@ -78,20 +78,26 @@ void GptConfig::validate() const {
         heads);
   check(heads % kv_head_count() == 0, "gpt: heads {} must be a multiple of kv_heads {}", heads,
         kv_heads);
-  check(arch != Arch::llama || head_size % 2 == 0,
-        "gpt: head_dim must be even for rotary positions, got {}", head_size);
-  check(arch != Arch::llama || head_dim() % 2 == 0,
+  const bool rotary = position_kind() == Positions::rope;
+  const char* const places = word_of(kPositionsWords, position_kind());
+  check(!rotary || head_size % 2 == 0, "gpt: head_dim must be even for rotary positions, got {}",
+        head_size);
+  check(!rotary || head_dim() % 2 == 0,
         "gpt: dim / heads must be even for rotary positions, got {} / {} = {}", dim, heads,
         head_dim());
-  check(arch == Arch::llama || rope_scaling.kind == RopeScaling::Kind::none,
-        "gpt: rope_scaling needs arch llama and its rotary positions");
+  check(rotary || rope_scaling.kind == RopeScaling::Kind::none,
+        "gpt: rope_scaling needs rotary positions, got {}", places);
   check(rope_scaling.kind != RopeScaling::Kind::yarn || rope_theta > 1,
         "gpt: rope_scaling yarn needs rope_theta above 1, got {}", rope_theta);
   check(qk_norm || !qk_norm_joint, "gpt: qk_norm_joint needs qk_norm");
-  check(arch == Arch::llama || !zero_centered_norm, "gpt: zero_centered_norm needs arch llama");
-  check(rotary_dim == 0 || (arch == Arch::llama && rotary_dim % 2 == 0 && rotary_dim <= head_dim()),
-        "gpt: rotary_dim needs arch llama and must be even and at most head_dim {}, got {}",
-        head_dim(), rotary_dim);
+  check(norm_kind() == NormKind::rms || !zero_centered_norm,
+        "gpt: zero_centered_norm needs norm rms, got layer");
+  check(!activation || gelu == Gelu::tanh || *activation == Activation::gelu_erf,
+        "gpt: gelu erf needs activation auto or gelu_erf, got {}",
+        word_of(kActivationWords.all, activation));
+  check(rotary || rotary_dim == 0, "gpt: rotary_dim needs rotary positions, got {}", places);
+  check(rotary_dim % 2 == 0 && rotary_dim <= head_dim(),
+        "gpt: rotary_dim must be even and at most head_dim {}, got {}", head_dim(), rotary_dim);
   check(pattern.find('w') == std::string::npos || window > 0,
         "gpt: a pattern with w, \"{}\", needs a window, got 0", pattern);
   check(vocab >= 1, "gpt: vocab must be at least 1, got {}", vocab);
@@ -107,7 +113,7 @@ void GptConfig::validate() const {
           pattern);
   if (attention == AttentionKind::mla) {
     const MlaOptions m = mla_options();
-    check(arch == Arch::llama, "gpt: attention mla needs arch llama and its rotary positions");
+    check(rotary, "gpt: attention mla needs rotary positions, got {}", places);
     check(kv_heads == 0, "gpt: attention mla has no kv_heads, got {}", kv_heads);
     check(!qk_norm, "gpt: attention mla has norms of its own and takes no qk_norm");
     check(head_size == 0 && attn_bias == AttentionBias::automatic,
@@ -166,15 +172,26 @@ MlaOptions GptConfig::mla_options() const {
           .dropout = dropout};
 }
 
+Activation GptConfig::mlp_activation() const {
+  if (activation) return *activation;
+  const Activation usual = preset().activation;
+  return usual == Activation::gelu_tanh && gelu == Gelu::erf ? Activation::gelu_erf : usual;
+}
+
 std::int64_t GptConfig::ffn_dim() const {
   if (ffn) return ffn;
-  if (arch == Arch::gpt2) return 4 * dim;
+  if (!is_gated(mlp_activation())) return 4 * dim;
   return (8 * dim + 95) / 96 * 32;  // 8/3 dim, rounded up to a multiple of 32
 }
 
 GptConfig GptConfig::resolved() const {
   GptConfig c = *this;
   c.ffn = ffn_dim();
+  c.positions = position_kind();
+  c.norm = norm_kind();
+  c.activation = mlp_activation();
+  c.gelu = c.activation == Activation::gelu_erf ? Gelu::erf : Gelu::tanh;
+  c.mlp_bias = mlp_biases();
   c.tie = tied();
   if (attention == AttentionKind::mla) {
     c.mla = mla_options();

@@ -14,21 +14,59 @@
 
 namespace weft::nn {
 
-/// gpt2: learned positions, LayerNorm, GELU, biases. llama: RoPE, RMSNorm, SwiGLU, no biases.
+/// A preset of the settings in ArchPreset, each of which can be said on its own.
 enum class Arch : std::uint8_t { gpt2, llama };
 inline constexpr Word<Arch> kArchWords[] = {{"gpt2", Arch::gpt2}, {"llama", Arch::llama}};
+
+/// How a token knows its place: by a trained vector for each, by rotated queries and keys, or by
+/// the causal mask alone.
+enum class Positions : std::uint8_t { automatic, learned, rope, none };
+inline constexpr Word<Positions> kPositionsWords[] = {{"auto", Positions::automatic},
+                                                      {"learned", Positions::learned},
+                                                      {"rope", Positions::rope},
+                                                      {"none", Positions::none}};
+
+enum class NormKind : std::uint8_t { automatic, layer, rms };
+inline constexpr Word<NormKind> kNormWords[] = {
+    {"auto", NormKind::automatic}, {"layer", NormKind::layer}, {"rms", NormKind::rms}};
+
+/// The words of kActivations, and auto for none of them.
+struct ActivationWords {
+  Word<std::optional<Activation>> all[std::size(kActivations) + 1] = {{"auto", {}}};
+  constexpr ActivationWords() {
+    for (std::size_t i = 0; i < std::size(kActivations); ++i)
+      all[i + 1] = {kActivations[i].word, kActivations[i].kind};
+  }
+};
+inline constexpr ActivationWords kActivationWords;
 
 /// mha: multi-head attention, grouped by kv_heads; mla: multi-head latent attention.
 enum class AttentionKind : std::uint8_t { mha, mla };
 inline constexpr Word<AttentionKind> kAttentionWords[] = {{"mha", AttentionKind::mha},
                                                           {"mla", AttentionKind::mla}};
 
-/// Which projections of attention have a bias; automatic: all for gpt2, none for llama.
+/// Which projections of attention have a bias.
 enum class AttentionBias : std::uint8_t { automatic, none, qkv, all };
 inline constexpr Word<AttentionBias> kAttentionBiasWords[] = {{"auto", AttentionBias::automatic},
                                                               {"none", AttentionBias::none},
                                                               {"qkv", AttentionBias::qkv},
                                                               {"all", AttentionBias::all}};
+
+/// What an Arch stands for where the configuration leaves it open.
+struct ArchPreset {
+  Positions positions;
+  NormKind norm;
+  Activation activation;
+  bool mlp_bias;
+  AttentionBias attn_bias;
+  bool tie;
+  bool one_projection;  ///< an adapter is of queries, keys and values together
+};
+/// In the order of Arch.
+inline constexpr ArchPreset kArchPresets[] = {
+    {Positions::learned, NormKind::layer, Activation::gelu_tanh, true, AttentionBias::all, true,
+     true},
+    {Positions::rope, NormKind::rms, Activation::swiglu, false, AttentionBias::none, false, false}};
 
 inline constexpr Word<Gelu> kGeluWords[] = {{"tanh", Gelu::tanh}, {"erf", Gelu::erf}};
 
@@ -42,6 +80,10 @@ inline constexpr Word<RopeScaling::Kind> kRopeScalingWords[] = {
 /// size of 0 is derived from the others.
 struct GptConfig {
   Arch arch = Arch::gpt2;
+  Positions positions = Positions::automatic;
+  NormKind norm = NormKind::automatic;
+  std::optional<Activation> activation = {};  ///< unset: that of the preset, in the form of gelu
+  std::optional<bool> mlp_bias = {};          ///< of MLPs and experts
   std::int64_t layers = 4, heads = 4, kv_heads = 0, dim = 128, ffn = 0;
   std::int64_t seq = 256;
   std::int64_t vocab = 256;
@@ -57,14 +99,14 @@ struct GptConfig {
   std::int64_t rotary_dim = 0;  ///< rotated elements at the start of a head; 0: all
   bool attn_gate = false;
   bool zero_centered_norm = false;
-  std::optional<bool> tie = {};  ///< unset: gpt2 yes, llama no
+  std::optional<bool> tie = {};
   std::int64_t window = 0;
   AttentionKind attention = AttentionKind::mha;
   MlaOptions mla = {};  ///< sizes; window, dropout and norm_eps come from this struct
   std::string pattern = {};
   GatedDeltaNetOptions delta = {
       .key_heads = 0, .value_heads = 0, .key_dim = 0, .value_dim = 0, .conv = 0};
-  Gelu gelu = Gelu::tanh;  ///< gpt2 only
+  Gelu gelu = Gelu::tanh;  ///< the form of GELU where `activation` is unset
   Recompute recompute = Recompute::none;
   /// Every so many blocks recompute, the first one too; of the first so many, or 0 for all.
   std::int64_t recompute_every = 1, recompute_layers = 0;
@@ -87,9 +129,15 @@ struct GptConfig {
   GptConfig resolved() const;
   std::int64_t kv_head_count() const { return kv_heads ? kv_heads : heads; }
   std::int64_t head_dim() const { return head_size ? head_size : dim / heads; }
+  const ArchPreset& preset() const { return kArchPresets[static_cast<std::size_t>(arch)]; }
+  Positions position_kind() const {
+    return positions == Positions::automatic ? preset().positions : positions;
+  }
+  NormKind norm_kind() const { return norm == NormKind::automatic ? preset().norm : norm; }
+  Activation mlp_activation() const;
+  bool mlp_biases() const { return mlp_bias.value_or(preset().mlp_bias); }
   AttentionBias biases() const {
-    if (attn_bias != AttentionBias::automatic) return attn_bias;
-    return arch == Arch::gpt2 ? AttentionBias::all : AttentionBias::none;
+    return attn_bias == AttentionBias::automatic ? preset().attn_bias : attn_bias;
   }
   std::int64_t ffn_dim() const;
   std::int64_t expert_ffn_dim() const { return moe.ffn ? moe.ffn : ffn_dim(); }
@@ -118,7 +166,7 @@ struct GptConfig {
   std::int64_t rotated() const;
   GatedDeltaNetOptions delta_options() const;
   MlaOptions mla_options() const;
-  bool tied() const { return tie.value_or(arch == Arch::gpt2); }
+  bool tied() const { return tie.value_or(preset().tie); }
   /// The number of parameters, all experts included, by formula.
   std::int64_t parameter_count() const;
   /// Floating-point operations of forward and backward per token of a full sequence, with the
@@ -135,15 +183,24 @@ void GptConfig::fields(V& v) {
   const Rule size = between(0, kMostSize);  // 0: derived from the others
   v.group("Model");
   v("arch", arch, kArchWords,
-    "gpt2: learned positions, LayerNorm, GELU; llama: rope, RMSNorm, SwiGLU",
+    "what auto means below: gpt2: learned positions, LayerNorm, GELU, biases; llama: rope, "
+    "RMSNorm, "
+    "SwiGLU, none",
     any().of_first_model().shown_first());
+  v("positions", positions, kPositionsWords,
+    "a trained vector for each place, rotated queries and keys, or the causal mask alone",
+    any().of_model());
+  v("norm", norm, kNormWords, "LayerNorm with biases, or RMSNorm", any().of_model());
+  v("activation", activation, kActivationWords.all,
+    "of MLPs and experts; swiglu and geglu have a gate", any().of_model());
+  v("mlp-bias", mlp_bias, "biases of MLPs and experts; auto: gpt2 yes, llama no", any().of_model());
   v("layers", layers, "number of blocks", between(1, kMostLayers).of_first_model().shown_first());
   v("heads", heads, "attention heads", between(1, kMostSize).of_first_model().shown_first());
   v("kv-heads", kv_heads, "key and value heads; 0: as many as heads",
     size.of_first_model().shown_first());
   v("dim", dim, "width of the residual stream",
     between(1, kMostSize).of_first_model().shown_first());
-  v("ffn", ffn, "hidden width of the MLP; 0: 4 dim (gpt2), 8/3 dim (llama)", size.of_first_model());
+  v("ffn", ffn, "hidden width of the MLP; 0: 4 dim, with a gate 8/3 dim", size.of_first_model());
   v("seq", seq, "tokens in a sequence", between(1, kMostSize).of_first_model().shown_first());
   v("vocab", vocab, "vocabulary; 0: the tokenizer's", size.of_first_model());
   v("dropout", dropout, "probability of dropping an activation", fraction().shown_first());
@@ -152,10 +209,10 @@ void GptConfig::fields(V& v) {
     any().needs(qk_norm, "qk-norm").of_model());
   v("clip-qkv", clip_qkv, "queries, keys and values are clamped to [-this, this]; 0: off",
     at_least(0).of_model());
-  v("zero-centered-norm", zero_centered_norm, "norms multiply by 1 + their weight (llama only)",
+  v("zero-centered-norm", zero_centered_norm, "norms multiply by 1 + their weight (RMSNorm only)",
     any().of_model());
   v("norm-eps", norm_eps, "added to the mean square of a norm", at_least(0).of_first_model());
-  v("rope-theta", rope_theta, "base of the rotary frequencies (llama)", above(0).of_first_model());
+  v("rope-theta", rope_theta, "base of the rotary frequencies (rope)", above(0).of_first_model());
   v("rope-scaling", rope_scaling.kind, kRopeScalingWords,
     "how rotary frequencies change for sequences longer than those of a first training",
     any().of_model());
@@ -196,13 +253,14 @@ void GptConfig::fields(V& v) {
     any().of_model());
   v("attn-gate", attn_gate, "the output of attention is multiplied by a sigmoid of its input",
     any().of_model());
-  v("gelu", gelu, kGeluWords, "gpt2: the form of GELU", any().of_model());
+  v("gelu", gelu, kGeluWords, "the form of GELU where --activation is auto (gpt2)",
+    any().of_model());
   v("window", window,
     "keys a query sees, itself included; 0: all before it; in layers w of a --pattern that has "
     "them",
     at_least(0).of_first_model());
   v("attention", attention, kAttentionWords,
-    "multi-head, grouped by --kv-heads, or latent attention (llama only)",
+    "multi-head, grouped by --kv-heads, or latent attention (rope only)",
     any().of_model().shown_first());
   const bool latent = attention == AttentionKind::mla;
   v("q-lora", mla.q_lora, "mla: width of the queries' latent; 0: none",

@@ -34,7 +34,7 @@ Child<Mixer> make_attention(const GptConfig& c, const Init& proj) {
                                     .gate = c.attn_gate,
                                     .window = c.window,
                                     .dropout = c.dropout,
-                                    .one_projection = c.arch == Arch::gpt2,
+                                    .one_projection = c.preset().one_projection,
                                     .recompute = recompute,
                                     .proj_init = proj});
 }
@@ -50,18 +50,15 @@ constexpr MixerKind kMixers[] = {{'a', "attention", make_attention},
                                  {'d', "gated delta net", make_delta}};
 
 Child<FeedForward> make_feed_forward(const GptConfig& c, std::int64_t block, const Init& proj) {
-  const bool gpt2 = c.arch == Arch::gpt2;
-  const MlpOptions mlp{.activation = !gpt2                  ? Activation::swiglu
-                                     : c.gelu == Gelu::tanh ? Activation::gelu_tanh
-                                                            : Activation::gelu_erf,
-                       .bias = gpt2,
+  const MlpOptions mlp{.activation = c.mlp_activation(),
+                       .bias = c.mlp_biases(),
                        .recompute = has(c.recompute, Recompute::mlp),
                        .proj_init = proj};
   if (!c.has_experts(block)) return Mlp(c.dim, c.ffn_dim(), mlp);
   MoeOptions o = c.moe;
   o.ffn = c.expert_ffn_dim();
   o.activation = mlp.activation;
-  o.bias = gpt2;
+  o.bias = mlp.bias;
   o.recompute = has(c.recompute, Recompute::experts);
   o.proj_init = proj;
   return MoE(c.dim, o);
@@ -100,9 +97,9 @@ const MixerKind& mixer_kind(const GptConfig& c, std::int64_t block) {
 }
 
 Norm make_norm(const GptConfig& c) {
-  const Norm::Kind kind = c.arch == Arch::gpt2   ? Norm::Kind::layer
-                          : c.zero_centered_norm ? Norm::Kind::rms_centered
-                                                 : Norm::Kind::rms;
+  const Norm::Kind kind = c.norm_kind() == NormKind::layer ? Norm::Kind::layer
+                          : c.zero_centered_norm           ? Norm::Kind::rms_centered
+                                                           : Norm::Kind::rms;
   return Norm(kind, c.dim, c.norm_eps);
 }
 

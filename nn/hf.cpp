@@ -26,6 +26,7 @@ std::string where_of(const HfFamily& family) { return message("config.json: {}",
 // What a folder must give back. Which tokens a full expert drops matters in training only.
 std::string comparable(const GptConfig& given) {
   GptConfig c = given.resolved();
+  c.arch = {};  // what it stands for is filled in
   std::string letters;
   c.moe.router.capacity_factor = 0;
   bool has_window = false;
@@ -41,6 +42,26 @@ std::string comparable(const GptConfig& given) {
   for (std::int64_t i = 0; i < c.layers; ++i) has_mlp = has_mlp || !c.has_experts(i);
   if (!has_mlp) c.ffn = 0;
   return io::fields_to_json(c).dump();
+}
+
+// The folders of gpt2 have one form of block, those of all other families another. Throws Error
+// that names the first setting with another value.
+void check_form(const GptConfig& c, std::string_view type) {
+  const bool gpt2 = type.empty() ? c.position_kind() == Positions::learned : type == "gpt2";
+  const Activation act = c.mlp_activation();
+  const auto need = [&](bool holds, const char* setting, const char* got) {
+    check(holds, "hf: {} folders have {}; got {} {}",
+          type.empty() ? (gpt2 ? "gpt2" : "llama") : std::string(type),
+          gpt2 ? "learned positions, LayerNorm, and MLPs with biases and without a gate"
+               : "rotary positions, RMSNorm, and SwiGLU without biases",
+          setting, got);
+  };
+  need(c.position_kind() == (gpt2 ? Positions::learned : Positions::rope), "positions",
+       word_of(kPositionsWords, c.position_kind()));
+  need(c.norm_kind() == (gpt2 ? NormKind::layer : NormKind::rms), "norm",
+       word_of(kNormWords, c.norm_kind()));
+  need(gpt2 ? !is_gated(act) : act == Activation::swiglu, "activation", row_of(act).word);
+  need(c.mlp_biases() == gpt2, "mlp_bias", c.mlp_biases() ? "on" : "off");
 }
 
 bool holds(const HfFamily& family, const GptConfig& c) {
@@ -171,6 +192,7 @@ const HfFamily& hf_family_of(const GptConfig& config, std::string_view type) {
   // No setting of a file either, so that a comparison would not see it.
   check(config.moe.experts == 0 || !config.moe.router.bias,
         "hf: the router of no family has a bias; moe.router.bias must be false, got true");
+  check_form(config, type);
   for (const HfFamily& f : hf_families())
     if ((type.empty() || type == f.type) && holds(f, config)) return f;
   throw Error(message("hf: {} can hold this model; see docs/huggingface.md for what they hold",

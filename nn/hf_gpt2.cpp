@@ -4,6 +4,28 @@
 namespace weft::nn {
 namespace {
 
+/// The words of transformers; of two for one activation the first is written.
+constexpr Word<Activation> kActivationFunctions[] = {
+    {"gelu_new", Activation::gelu_tanh}, {"gelu_pytorch_tanh", Activation::gelu_tanh},
+    {"gelu", Activation::gelu_erf},      {"relu", Activation::relu},
+    {"relu2", Activation::relu2},        {"silu", Activation::silu}};
+
+void read_activation(const HfConfig& h, GptConfig& c) {
+  const std::string word = h.text("activation_function", kActivationFunctions[0].name);
+  std::string known;
+  for (const auto& [name, kind] : kActivationFunctions) {
+    if (word == name) {
+      if (kind == Activation::gelu_erf)
+        c.gelu = Gelu::erf;
+      else if (kind != Activation::gelu_tanh)
+        c.activation = kind;  // GELU is left to the flag of its form
+      return;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(name);
+  }
+  h.refuse("activation_function", known);
+}
+
 GptConfig read_gpt2(const HfConfig& h) {
   GptConfig c;
   c.arch = Arch::gpt2;
@@ -15,11 +37,7 @@ GptConfig read_gpt2(const HfConfig& h) {
   c.ffn = h.size("n_inner", 4 * c.dim);
   c.norm_eps = h.number("layer_norm_epsilon", 1e-5);
   c.tie = h.flag("tie_word_embeddings", true);
-  const std::string activation = h.text("activation_function", "gelu_new");
-  if (activation == "gelu")
-    c.gelu = Gelu::erf;
-  else if (activation != "gelu_new" && activation != "gelu_pytorch_tanh")
-    h.refuse("activation_function", "gelu_new, gelu_pytorch_tanh, gelu");
+  read_activation(h, c);
   h.only("scale_attn_weights", true);
   h.only("scale_attn_by_inverse_layer_idx", false);
   h.only("add_cross_attention", false);
@@ -39,7 +57,7 @@ void write_gpt2(const GptConfig& c, io::Json& out) {
   out.set("n_ctx", c.seq);
   out.set("n_inner", c.ffn_dim());
   out.set("layer_norm_epsilon", c.norm_eps);
-  out.set("activation_function", c.gelu == Gelu::tanh ? "gelu_new" : "gelu");
+  out.set("activation_function", word_of(kActivationFunctions, c.mlp_activation()));
   for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) out.set(key, c.dropout);
   out.set("scale_attn_weights", true);
   out.set("scale_attn_by_inverse_layer_idx", false);

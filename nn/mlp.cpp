@@ -1,18 +1,15 @@
 #include "weft/nn/mlp.h"
 
 #include "weft/autograd/discard.h"
-#include "weft/autograd/elementwise.h"
 #include "weft/autograd/fp8_rows.h"
-#include "weft/autograd/swiglu.h"
 
 namespace weft::nn {
 
 Mlp::Mlp(std::int64_t dim, std::int64_t hidden, const MlpOptions& o)
     : options(o),
-      up(dim, o.activation == Activation::swiglu ? 2 * hidden : hidden,
-         {.bias = o.bias, .init = o.init}),
+      up(dim, is_gated(o.activation) ? 2 * hidden : hidden, {.bias = o.bias, .init = o.init}),
       down(hidden, dim, {.bias = o.bias, .init = o.proj_init}) {
-  if (o.activation == Activation::swiglu) up.parts = {{"gate", hidden}, {"up", hidden}};
+  if (is_gated(o.activation)) up.parts = {{"gate", hidden}, {"up", hidden}};
 }
 
 Tensor Mlp::operator()(const Tensor& x) const {
@@ -35,14 +32,13 @@ Tensor Mlp::composed(const Tensor& x) const {
       options.recompute, {up(x)},
       [kind = options.activation, next = down.fp8_reader()](const TensorList& in) {
         const fp8::ProducesFor scope(next);
-        if (kind == Activation::swiglu) return swiglu(in[0]);
-        return gelu(in[0], kind == Activation::gelu_tanh ? Gelu::tanh : Gelu::erf);
+        return activation(in[0], kind);
       },
       down);
 }
 
 void Mlp::visit(Visitor& v) {
-  v(options.activation == Activation::swiglu ? "gate_up" : "up", up);
+  v(is_gated(options.activation) ? "gate_up" : "up", up);
   v("down", down);
 }
 

@@ -15,8 +15,8 @@ struct MlpOptions {
   Init proj_init = Init::normal(0.02);  ///< the projection back into the residual stream
 };
 
-/// dim -> hidden -> dim. For swiglu `up` packs the rows of gate and up, (2 * hidden, dim), and is
-/// named gate_up:  down(silu(gate) * up). One fused op, unless a parallel plan replaces a matrix
+/// dim -> hidden -> dim. With a gate `up` packs the rows of gate and up, (2 * hidden, dim), and is
+/// named gate_up:  down(f(gate) * up). One fused op, unless a parallel plan replaces a matrix
 /// product, or products are in FP8.
 struct Mlp : FeedForward {
   MlpOptions options;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fails when a patch of docs/patches/ does not apply, or touches more places than its kind may.
 
-Each patch adds one thing that users add: a flag, an optimizer, a token mixer, an op, an element-wise op. A place is a file
+Each patch adds one thing that users add: a flag, an optimizer, a token mixer, an activation, an op, an element-wise op. A place is a file
 outside tests/ and docs/. Run it after moving code that a patch quotes; --list prints the places."""
 import argparse
 import pathlib
@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MOST_PLACES = {"elementwise": 4, "flag": 2, "mixer": 2, "op": 6, "optimizer": 2}  # of a flag one is its use
+MOST_PLACES = {"activation": 1, "elementwise": 4, "flag": 2, "mixer": 2, "op": 6, "optimizer": 2}  # of a flag one is its use
 
 
 def git_apply(patch, *options):

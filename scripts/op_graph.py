@@ -1,6 +1,6 @@
 """Which kernels and which other ops a public op calls, read from the sources.
 
-An op's function is followed through the helpers that it calls, to dispatch<cpu::f, cuda::f>. It is not
+An op's function is followed through the helpers that it calls and the tables that it names, to dispatch<cpu::f, cuda::f>. It is not
 followed into another public op, nor into the tape. What stands inside Tape::record(...) is backward.
 """
 import dataclasses
@@ -10,6 +10,9 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FUNCTION = re.compile(r"([\w:]+)\s*\(")
+# An array of rows, which may hold functions; a name of one.
+TABLE = re.compile(r"\bconstexpr\s+\w+\s+(k[A-Z]\w*)\[\]\s*=$")
+TABLE_NAME = re.compile(r"\bk[A-Z]\w*\b")
 CLASS = re.compile(r"\b(?:struct|class)\s+(\w+)(?:\s+final)?\s*(?::[^:(][^(]*)?$")
 CALL = re.compile(r"(?<![\w:.>])(?P<scope>(?:\w+::)*)(?P<name>\w+)(?:<[^<>;()]*>)?\(")
 MEMBER = re.compile(r"(?:\.|->)(\w+)\(([^()]*)")
@@ -70,12 +73,15 @@ def read_scope(text, path, scopes, owner, found):
         namespace = re.search(r"\bnamespace(?:\s+([\w:]+))?$", head)
         kind = CLASS.search(head)
         function = FUNCTION.search(head)
+        table = TABLE.search(head)
         place = dict(scope="::".join(filter(None, scopes)), hidden="" in scopes, path=path)
         if namespace:
             read_scope(inside, path, [*scopes, namespace[1] or ""], owner, found)
         elif kind:
             found.append(Definition(kind[1], is_class=True, body="", **place))
             read_scope(inside, path, scopes, f"{kind[1]}::", found)
+        elif table:
+            found.append(Definition(table[1], is_class=False, body=inside, **place))
         elif function and not head.endswith("=") and "=" not in head[:function.start()]:
             name = function[1]
             if name.startswith("detail::"):
@@ -161,6 +167,8 @@ class OpGraph:
                 found += [d for d in seen if not d.is_class]
                 if not seen and name in self.ops:
                     ops.append(name)
+        for name in TABLE_NAME.findall(text):
+            found += self.visible(name, path, "")
         classes = self.classes_near(path)
         for name, argument in MEMBER.findall(text):
             if name == "to":

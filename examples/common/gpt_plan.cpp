@@ -233,7 +233,7 @@ double closed_block(const GptOptions& o) {
   const auto heads = static_cast<double>(c.heads * c.head_dim());
   const double attention = (has(c.recompute, Recompute::attention) ? 1 : 2) * heads + 2 * kv;
   const double hidden =
-      (c.arch == nn::Arch::llama ? 3 : 2) * ffn - (has(c.recompute, Recompute::mlp) ? ffn : 0);
+      (is_gated(c.mlp_activation()) ? 3 : 2) * ffn - (has(c.recompute, Recompute::mlp) ? ffn : 0);
   return (stream + inputs + (attention + hidden) / tp) * width;
 }
 

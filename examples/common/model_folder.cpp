@@ -68,7 +68,7 @@ nn::Gpt load_model(const nn::GptConfig& config, const distributed::ShardFiles& f
   const std::optional<nn::LoraMerger> merger = open_adapter(adapter, config, files);
   nn::GptConfig c = config;
   const std::int64_t seq = std::clamp(tokens + c.mtp.depths, c.mtp.depths + 1, c.seq);
-  if (c.arch == nn::Arch::llama) c.seq = seq;  // gpt2 has a trained embedding for every position
+  if (c.position_kind() != nn::Positions::learned) c.seq = seq;  // those have weights for each
   nn::Gpt model = on_meta(c);
   nn::to_empty(model, kCpu);
   const StateDict own = model.state_dict();

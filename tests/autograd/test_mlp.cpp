@@ -3,19 +3,16 @@
 #include <cmath>
 #include <span>
 
-#include "weft/autograd/elementwise.h"
 #include "weft/autograd/linear.h"
 #include "weft/autograd/mlp.h"
-#include "weft/autograd/swiglu.h"
 #include "weft/core/allocator.h"
 #include "weft/core/parallel.h"
+#include "weft/tests/activation_support.h"
 #include "weft/tests/support.h"
 
 namespace weft::mlp_test {
 
 namespace {
-
-constexpr Activation kAll[] = {Activation::gelu_tanh, Activation::gelu_erf, Activation::swiglu};
 
 struct Case {
   Shape x;
@@ -25,13 +22,16 @@ struct Case {
 // In: x, up, up_bias, down, down_bias. Weights of size 1 / sqrt(inputs), as in a model, keep sums
 // near 1.
 TensorList inputs(const Case& c, Activation a, DType t = DType::f64) {
-  const std::int64_t width = c.hidden * (a == Activation::swiglu ? 2 : 1);
+  const std::int64_t width = test::hidden_width(a, c.hidden);
   const auto weight = [&](std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
     return mul(test::random({rows, cols}, seed), 1 / std::sqrt(static_cast<double>(cols) + 1))
         .to(t);
   };
-  return {test::random(c.x, 1, t), weight(width, c.x.back(), 2), test::random({width}, 3, t),
-          weight(c.out, c.hidden, 4), test::random({c.out}, 5, t)};
+  // Squares magnify what is larger.
+  const double size = a == Activation::relu2 ? 0.5 : 1;
+  return {mul(test::random(c.x, 1), size).to(t), weight(width, c.x.back(), 2),
+          mul(test::random({width}, 3), size).to(t), weight(c.out, c.hidden, 4),
+          test::random({c.out}, 5, t)};
 }
 
 // A cotangent of y that also keeps sums over its rows near 1.
@@ -51,10 +51,7 @@ Tensor composed(const TensorList& in, Activation a) {
   TensorList wide;
   for (const Tensor& t : in) wide.push_back(t.defined() ? t.to(DType::f64) : t);
   const Tensor h = linear(wide[0], wide[1], wide[2]);
-  return linear(a == Activation::swiglu
-                    ? swiglu(h)
-                    : gelu(h, a == Activation::gelu_tanh ? Gelu::tanh : Gelu::erf),
-                wide[3], wide[4]);
+  return linear(test::activation_by_parts(h, a), wide[3], wide[4]);
 }
 
 TensorList with_gradients(const TensorList& in, const Tensor& dy, const MlpOptions& o) {
@@ -86,10 +83,10 @@ const Case kLarge[] = {{{130, 20}, 530, 9}, {{70, 300}, 33, 40}, {{2000, 3}, 17,
 }  // namespace
 
 TEST_CASE("mlp: gradients match finite differences twice") {
-  for (const Activation a : kAll)
+  for (const Activation a : test::kEveryActivation)
     for (const Case& c : kCases)
       for (const bool recompute : {false, true}) {
-        CAPTURE(message("activation {}, x {}", static_cast<int>(a), c.x));
+        CAPTURE(message("{}, x {}", row_of(a).word, c.x));
         const MlpOptions o{.activation = a, .recompute = recompute};
         const TensorList in = inputs(c, a);
         CHECK(gradcheck([&](const TensorList& t) { return op(t, o); }, in) == "");
@@ -102,12 +99,12 @@ TEST_CASE("mlp: gradients match finite differences twice") {
 }
 
 TEST_CASE("mlp: values and gradients in every dtype equal separate ops in f64") {
-  for (const Activation a : kAll)
+  for (const Activation a : test::kEveryActivation)
     for (const auto& cases : {std::span<const Case>(kCases), std::span<const Case>(kLarge)})
       for (const Case& c : cases)
         for (const DType t : {DType::f32, DType::f64, DType::bf16, DType::f16})
           for (const bool recompute : {false, true}) {
-            CAPTURE(message("activation {}, x {}, {}", static_cast<int>(a), c.x, t));
+            CAPTURE(message("{}, x {}, {}", row_of(a).word, c.x, t));
             const TensorList in = inputs(c, a, t);
             const Tensor dy = cotangent(c, t);
             const TensorList got = with_gradients(in, dy, {a, recompute});
@@ -122,7 +119,7 @@ TEST_CASE("mlp: values and gradients in every dtype equal separate ops in f64") 
 }
 
 TEST_CASE("mlp: strided operands and one operand used twice") {
-  for (const Activation a : kAll) {
+  for (const Activation a : test::kEveryActivation) {
     TensorList in = inputs({{3, 5}, 7, 4}, a), gaps;
     for (const Tensor& t : in) gaps.push_back(test::strided(t));
     CHECK(test::mismatch(op(gaps, {.activation = a}), composed(in, a), 1e-12) == "");
@@ -135,7 +132,7 @@ TEST_CASE("mlp: strided operands and one operand used twice") {
 TEST_CASE("mlp: the number of threads and recomputing change no bit") {
   const test::RestoreThreads restore;
   set_deterministic(true);
-  for (const Activation a : kAll)
+  for (const Activation a : test::kEveryActivation)
     for (const Case& c : kLarge) {
       const TensorList in = inputs(c, a, DType::f32);
       const Tensor dy = cotangent(c, DType::f32);
@@ -187,7 +184,7 @@ TEST_CASE("mlp: bf16 gradients of weights and biases go into f32 sums") {
 }
 
 TEST_CASE("mlp: two tapes have separate saved tensors") {
-  for (const Activation a : kAll)
+  for (const Activation a : test::kEveryActivation)
     for (const bool recompute : {false, true}) {
       TensorList in = inputs({{3, 5}, 7, 4}, a), leaves;
       const Tensor dy = test::random({3, 4}, 9);
@@ -208,8 +205,8 @@ TEST_CASE("mlp: two tapes have separate saved tensors") {
 
 TEST_CASE("mlp: bytes saved for backward with and without recompute") {
   const Case c{{64, 16}, 64, 16};
-  for (const Activation a : kAll) {
-    const std::int64_t wide = a == Activation::swiglu ? 2 : 1;
+  for (const Activation a : test::kEveryActivation) {
+    const std::int64_t wide = is_gated(a) ? 2 : 1;
     const std::int64_t row = 64 * 64 * 8;
     const auto kept = [&](const MlpOptions& o) {
       TensorList leaves;
@@ -238,7 +235,7 @@ TEST_CASE("mlp: a weight changed before backward is an error") {
 }
 
 TEST_CASE("mlp: meta operands give shape and dtype") {
-  for (const Activation a : kAll) {
+  for (const Activation a : test::kEveryActivation) {
     TensorList in;
     for (const Tensor& t : inputs({{2, 3, 8}, 16, 5}, a, DType::bf16))
       in.push_back(Tensor::empty(t.shape(), t.dtype(), kMeta));

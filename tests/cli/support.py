@@ -60,6 +60,34 @@ def checkpoint_bytes(out, step):
     return {p.name: p.read_bytes() for p in sorted(folder.glob("*.safetensors"))}
 
 
+def crc32c(data):
+    table = []
+    for i in range(256):
+        for _ in range(8):
+            i = i >> 1 ^ (0x82F63B78 if i & 1 else 0)
+        table.append(i)
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ table[(crc ^ byte) & 255]
+    return crc ^ 0xFFFFFFFF
+
+
+def rewrite(out, step, change):
+    """Changes state.json and updates the manifests."""
+    root = pathlib.Path(out) / "checkpoints"
+    folder = root / f"step_{step:08d}"
+    state = json.loads((folder / "state.json").read_text())
+    change(state)
+    data = json.dumps(state).encode()
+    (folder / "state.json").write_bytes(data)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for entry in manifest["files"]:
+        if entry["name"] == "state.json":
+            entry.update(bytes=len(data), crc32c=f"{crc32c(data):08x}")
+    for path in (folder / "manifest.json", root / "latest.json"):
+        path.write_text(json.dumps(manifest))
+
+
 def refused(done, status, *parts):
     lines = done.stderr.strip().splitlines()
     assert done.returncode == status, f"exit {done.returncode}, expected {status}: {done.stderr}"

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import time
 
-from support import BIN, SMALL, checkpoint_bytes, main, metrics, refused, text, train
+from support import BIN, SMALL, checkpoint_bytes, crc32c, main, metrics, refused, rewrite, text, train
 
 SECONDS, BYTES = 20, 2 << 30  # of processor time; load only affects the wall clock
 
@@ -131,34 +131,6 @@ def a_token_file_that_is_cut_during_a_run(folder):
         write_tokens(data, 100000)
         train(*args[:4], "--steps", str(last + 2), *SMALL, "--resume")
         assert [m["step"] for m in metrics(out)] == list(range(1, last + 3))
-
-
-def crc32c(data):
-    table = []
-    for i in range(256):
-        for _ in range(8):
-            i = i >> 1 ^ (0x82F63B78 if i & 1 else 0)
-        table.append(i)
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = crc >> 8 ^ table[(crc ^ byte) & 255]
-    return crc ^ 0xFFFFFFFF
-
-
-def rewrite(out, step, change):
-    """Changes state.json and updates the manifests."""
-    root = pathlib.Path(out) / "checkpoints"
-    folder = root / f"step_{step:08d}"
-    state = json.loads((folder / "state.json").read_text())
-    change(state)
-    data = json.dumps(state).encode()
-    (folder / "state.json").write_bytes(data)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for entry in manifest["files"]:
-        if entry["name"] == "state.json":
-            entry.update(bytes=len(data), crc32c=f"{crc32c(data):08x}")
-    for path in (folder / "manifest.json", root / "latest.json"):
-        path.write_text(json.dumps(manifest))
 
 
 def states_that_no_file_can_have(folder):

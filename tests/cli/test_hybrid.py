@@ -83,7 +83,7 @@ def wrong_use(folder):
     done = run("train_gpt", *base(folder, "run", "--attention", "gqa"))
     refused(done, 2, "--attention: must be one of mha, mla, got 'gqa'")
     done = run("train_gpt", *base(folder, "run", "--attention", "mla"))
-    refused(done, 2, "gpt: attention mla needs arch llama and its rotary positions")
+    refused(done, 2, "gpt: attention mla needs rotary positions, got learned")
     done = run("train_gpt", *base(folder, "run", "--kv-lora", "-1"))
     refused(done, 2, "--kv-lora: must be at least 0, got -1")
 

@@ -4,6 +4,7 @@
 #include "weft/autograd/mlp.h"
 #include "weft/autograd/recompute.h"
 #include "weft/autograd/tape.h"
+#include "weft/tests/activation_support.h"
 #include "weft/tests/cuda/gpu.h"
 
 namespace weft::mlp_test {
@@ -14,13 +15,10 @@ using test::kGpu;
 using test::mismatch;
 using test::random;
 
-constexpr Activation kActivations[] = {Activation::gelu_tanh, Activation::gelu_erf,
-                                       Activation::swiglu};
-
 // Small weights keep the sums near 1.
 TensorList inputs(std::int64_t rows, std::int64_t in, std::int64_t hidden, std::int64_t out,
                   Activation a) {
-  const std::int64_t width = hidden * (a == Activation::swiglu ? 2 : 1);
+  const std::int64_t width = test::hidden_width(a, hidden);
   return {random({rows, in}, 1), mul(random({width, in}, 2), 0.3), random({width}, 3),
           mul(random({out, hidden}, 4), 0.3), random({out}, 5)};
 }
@@ -28,7 +26,7 @@ TensorList inputs(std::int64_t rows, std::int64_t in, std::int64_t hidden, std::
 }  // namespace
 
 TEST_CASE("mlp: widths that cuBLASLt's epilogues support and others") {
-  for (const Activation a : kActivations)
+  for (const Activation a : test::kEveryActivation)
     for (const bool recompute : {false, true})
       for (const std::int64_t hidden : {16, 7}) {
         CAPTURE(static_cast<int>(a));
@@ -94,12 +92,12 @@ TEST_CASE("mlp: f32 sums of 16-bit parameters when the first layer or its bias i
       if (t.requires_grad()) out.push_back(t.main_grad().to(kCpu));
     return out;
   };
-  for (const Activation a : kActivations)
+  for (const Activation a : test::kEveryActivation)
     for (const DType dtype : {DType::bf16, DType::f16})
       for (const std::int64_t rows : {6, 0})
         for (const bool up : {false, true})
           for (const bool bias : {false, true}) {
-            CAPTURE(static_cast<int>(a));
+            CAPTURE(row_of(a).word);
             CAPTURE(dtype);
             CAPTURE(rows);
             CAPTURE(up);

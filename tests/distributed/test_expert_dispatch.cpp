@@ -11,6 +11,7 @@
 #include "weft/distributed/expert_dispatcher.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/nn/moe.h"
+#include "weft/tests/activation_support.h"
 #include "weft/tests/expert_support.h"
 
 namespace weft::distributed::expert_dispatch_test {
@@ -99,9 +100,7 @@ Result dense(const MoE& m, const Tensor& given, const Routing& routing, const Te
     const Tensor p = sum(mul(probs, chosen), {1}, true);
     Tensor h = matmul(x, w.up.select(0, e).t());
     if (w.up_bias.defined()) h = add(h, w.up_bias.select(0, e));
-    const std::int64_t f = h.dim(1) / 2;
-    h = m.options.activation == Activation::swiglu ? mul(silu(h.narrow(1, 0, f)), h.narrow(1, f, f))
-                                                   : gelu(h, Gelu::tanh);
+    h = test::activation_by_parts(h, m.options.activation);
     h = matmul(h, w.down.select(0, e).t());
     if (w.down_bias.defined()) h = add(h, w.down_bias.select(0, e));
     y = y.defined() ? add(y, mul(h, p)) : mul(h, p);

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <map>
+#include <vector>
 
 #include "weft/autograd/elementwise.h"
 #include "weft/distributed/ddp.h"
@@ -55,6 +56,18 @@ GptConfig tiny(nn::Arch arch, bool by_bias, nn::Recompute recompute = nn::Recomp
   return c;
 }
 
+// Both presets with both ways of balance, and experts of which each rank has a part of gate and up
+// with its biases.
+std::vector<GptConfig> forms() {
+  std::vector<GptConfig> all;
+  for (const nn::Arch arch : {nn::Arch::llama, nn::Arch::gpt2})
+    for (const bool by_bias : {false, true}) all.push_back(tiny(arch, by_bias));
+  all.push_back(tiny(nn::Arch::gpt2, false));
+  all.back().activation = Activation::geglu;
+  all.back().positions = nn::Positions::none;
+  return all;
+}
+
 struct Pass {
   double loss = 0, aux = 0;  // sums over this rank's tokens
   std::map<std::string, Tensor> grads, biases;
@@ -86,43 +99,41 @@ const Grid kGrids[] = {{2, {.tp = 2, .ep = 2, .etp = 1}}, {2, {.tp = 2, .ep = 1,
 }  // namespace
 
 TEST_CASE("P2: tensor, sequence and expert parallelism together give one rank's gradients") {
-  for (const nn::Arch arch : {nn::Arch::llama, nn::Arch::gpt2})
-    for (const bool by_bias : {false, true}) {
-      const GptConfig c = tiny(arch, by_bias);
-      Gpt whole = seeded(c, DType::f64);
-      const Pass want = step(whole, 0, kSequences, {});
-      for (const Grid& grid : kGrids)
-        for (const Dispatcher kind : {Dispatcher::all_to_all, Dispatcher::all_gather}) {
-          CAPTURE(by_bias);
-          CAPTURE(grid.ranks);
-          CAPTURE(grid.degrees.tp);
-          CAPTURE(grid.degrees.ep);
-          test::distributed_test(grid.ranks, [&](World& w) {
-            DeviceMesh mesh(w, grid.degrees);
-            Gpt model = seeded(c, DType::f64);
-            const Layout layout = cut(model, mesh, true, kind);
-            const std::int64_t count = kSequences / mesh.dp().size();
-            const Pass got = step(model, mesh.dp().rank() * count, count, sum_router_counts(mesh));
-            const Tensor sums = Tensor::of({got.loss / mesh.tp().size(), got.aux}, {2}, DType::f64);
-            w.all().all_reduce(sums).wait();
-            CHECK(sums.select(0, 0).item() == doctest::Approx(want.loss).epsilon(1e-10));
-            CHECK(sums.select(0, 1).item() == doctest::Approx(want.aux).epsilon(1e-10));
-            for (const auto& [name, g] : want.grads) {
-              CAPTURE(name);
-              const auto entry = layout.find(name);
-              const ParameterLayout l =
-                  entry == layout.end() ? ParameterLayout{.spec = {g.shape(), {}}} : entry->second;
-              const Tensor sum = got.grads.at(name);
-              (l.expert ? mesh.edp() : mesh.dp_cp()).all_reduce(sum).wait();
-              if (l.tp_partial) mesh.tp().all_reduce(sum).wait();
-              CHECK(mismatch(sum, part(g, l.spec), 1e-11) == "");
-            }
-            for (const auto& [name, b] : want.biases)
-              CHECK(different_bits(got.biases.at(name), b) == "");
-            test::check_same_traces(w);
-          });
-        }
-    }
+  for (const GptConfig& c : forms()) {
+    Gpt whole = seeded(c, DType::f64);
+    const Pass want = step(whole, 0, kSequences, {});
+    for (const Grid& grid : kGrids)
+      for (const Dispatcher kind : {Dispatcher::all_to_all, Dispatcher::all_gather}) {
+        CAPTURE(whole.config.moe.router.expert_bias);
+        CAPTURE(grid.ranks);
+        CAPTURE(grid.degrees.tp);
+        CAPTURE(grid.degrees.ep);
+        test::distributed_test(grid.ranks, [&](World& w) {
+          DeviceMesh mesh(w, grid.degrees);
+          Gpt model = seeded(c, DType::f64);
+          const Layout layout = cut(model, mesh, true, kind);
+          const std::int64_t count = kSequences / mesh.dp().size();
+          const Pass got = step(model, mesh.dp().rank() * count, count, sum_router_counts(mesh));
+          const Tensor sums = Tensor::of({got.loss / mesh.tp().size(), got.aux}, {2}, DType::f64);
+          w.all().all_reduce(sums).wait();
+          CHECK(sums.select(0, 0).item() == doctest::Approx(want.loss).epsilon(1e-10));
+          CHECK(sums.select(0, 1).item() == doctest::Approx(want.aux).epsilon(1e-10));
+          for (const auto& [name, g] : want.grads) {
+            CAPTURE(name);
+            const auto entry = layout.find(name);
+            const ParameterLayout l =
+                entry == layout.end() ? ParameterLayout{.spec = {g.shape(), {}}} : entry->second;
+            const Tensor sum = got.grads.at(name);
+            (l.expert ? mesh.edp() : mesh.dp_cp()).all_reduce(sum).wait();
+            if (l.tp_partial) mesh.tp().all_reduce(sum).wait();
+            CHECK(mismatch(sum, part(g, l.spec), 1e-11) == "");
+          }
+          for (const auto& [name, b] : want.biases)
+            CHECK(different_bits(got.biases.at(name), b) == "");
+          test::check_same_traces(w);
+        });
+      }
+  }
 }
 
 TEST_CASE("expert tensor: recomputed blocks change no bit") {

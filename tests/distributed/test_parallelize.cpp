@@ -8,6 +8,7 @@
 #include "weft/distributed/comm_ops.h"
 #include "weft/distributed/shard_experts.h"
 #include "weft/distributed/shared_rows.h"
+#include "weft/tests/activation_support.h"
 #include "weft/tests/model_layouts.h"
 
 namespace weft::distributed::parallelize_test {
@@ -326,8 +327,7 @@ TEST_CASE(
     "shard: a row-parallel layer adds its bias once and uses products instead of the fused op") {
   distributed_test({2}, [](World& w) {
     nn::DeviceScope in(kCpu, DType::f64);
-    for (const nn::Activation act :
-         {nn::Activation::gelu_tanh, nn::Activation::gelu_erf, nn::Activation::swiglu}) {
+    for (const nn::Activation act : test::kEveryActivation) {
       nn::Mlp mlp(4, 6, {.activation = act});
       normal_(mlp.up.bias.detach(), {1, 1, 0});
       normal_(mlp.down.bias.detach(), {1, 2, 0});

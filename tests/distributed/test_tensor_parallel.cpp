@@ -61,6 +61,18 @@ std::vector<Named> models() {
         c.clip_qkv = 0.5;
       });
   add("gpt2, one key head", small(Arch::gpt2), [](GptConfig& c) { c.kv_heads = 1; });
+  add("no positions, LayerNorm, a gate with biases", small(Arch::llama), [](GptConfig& c) {
+    c.positions = nn::Positions::none;
+    c.norm = nn::NormKind::layer;
+    c.activation = Activation::geglu;
+    c.mlp_bias = true;
+  });
+  add("learned positions, RMSNorm, squared ReLU without biases", small(Arch::gpt2),
+      [](GptConfig& c) {
+        c.norm = nn::NormKind::rms;
+        c.activation = Activation::relu2;
+        c.mlp_bias = false;
+      });
   add("latent attention", small(Arch::llama), [](GptConfig& c) {
     c.attention = nn::AttentionKind::mla;
     c.mla.q_lora = 6;

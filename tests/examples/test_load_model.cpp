@@ -41,6 +41,21 @@ void check_loaded(const nn::GptConfig& config, const distributed::ShardFiles& fi
 
 }  // namespace
 
+TEST_CASE("load_model: models without a trained vector for each position take other lengths") {
+  for (const nn::Positions p : {nn::Positions::none, nn::Positions::learned}) {
+    nn::GptConfig config = config_of(nn::Arch::gpt2);
+    config.positions = p;
+    const test::TempFolder folder;
+    const std::vector<std::string> weights = {folder / "weights.safetensors"};
+    io::save_safetensors(weights[0], nn::Gpt(config).state_dict());
+    const distributed::ShardFiles files(weights);
+    check_loaded(config, files);
+    const nn::Gpt loaded = examples::load_model(config, files, 8);
+    CHECK(loaded.config.seq == 8);
+    CHECK(loaded.positions.has_value() == (p == nn::Positions::learned));
+  }
+}
+
 TEST_CASE("load_model: the weights of a run, of one tied name or another, and of a folder") {
   for (const nn::Arch arch : {nn::Arch::gpt2, nn::Arch::llama})
     for (const DType dtype : {DType::f32, DType::bf16}) {

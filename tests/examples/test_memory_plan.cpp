@@ -160,6 +160,28 @@ const Case kAlone[] = {
        o.machine.fp8_recipe = train::Fp8Recipe::block;
        o.model.mtp.depths = 1;
      }},
+    {"squared ReLU, rotary positions, selective recompute", small,
+     [](GptOptions& o) {
+       o.model.activation = Activation::relu2;
+       o.model.positions = nn::Positions::rope;
+       o.model.recompute = nn::Recompute::selective;
+     }},
+    {"gated GELU, no positions, LayerNorm, bf16", bf16,
+     [](GptOptions& o) {
+       o.model.activation = Activation::geglu;
+       o.model.positions = nn::Positions::none;
+       o.model.norm = nn::NormKind::layer;
+     }},
+    {"fp8, gated GELU, selective recompute", fp8,
+     [](GptOptions& o) {
+       o.model.activation = Activation::geglu;
+       o.model.recompute = nn::Recompute::selective;
+     }},
+    {"experts, gated GELU, selective recompute", experts,
+     [](GptOptions& o) {
+       o.model.activation = Activation::geglu;
+       o.model.recompute = nn::Recompute::selective;
+     }},
     {"experts", experts, [](GptOptions&) {}},
     {"experts, full recompute", experts,
      [](GptOptions& o) { o.model.recompute = nn::Recompute::full; }},

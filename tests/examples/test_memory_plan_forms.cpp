@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <optional>
 
 #include "weft/core/fields.h"
 #include "weft/examples/common/gpt_plan.h"
@@ -135,7 +136,19 @@ TEST_CASE("memory plan: bytes a parameter by closed forms") {
 }
 
 TEST_CASE("memory plan: the activations of a block by a closed form") {
-  for (const nn::Arch arch : {nn::Arch::gpt2, nn::Arch::llama})
+  struct Form {
+    nn::Arch arch;
+    std::optional<Activation> activation;
+    nn::Positions positions = nn::Positions::automatic;
+    nn::NormKind norm = nn::NormKind::automatic;
+  };
+  for (const Form& form :
+       {Form{nn::Arch::gpt2, {}},
+        {nn::Arch::llama, {}},
+        {nn::Arch::gpt2, Activation::relu2, nn::Positions::rope},
+        {nn::Arch::gpt2, Activation::geglu},
+        {nn::Arch::llama, Activation::silu, nn::Positions::none},
+        {nn::Arch::llama, Activation::relu, nn::Positions::learned, nn::NormKind::layer}})
     for (const nn::Recompute recompute :
          {nn::Recompute::none, nn::Recompute::selective, nn::Recompute::full})
       for (const std::int64_t tp : {1, 2})
@@ -144,7 +157,10 @@ TEST_CASE("memory plan: the activations of a block by a closed form") {
           CAPTURE(word_of(nn::kRecomputeWords, recompute));
           GptOptions o = small();
           o.machine.device = "meta";
-          o.model.arch = arch;
+          o.model.arch = form.arch;
+          o.model.activation = form.activation;
+          o.model.positions = form.positions;
+          o.model.norm = form.norm;
           o.model.dim = 256;
           o.model.heads = 4;
           o.model.kv_heads = 2;

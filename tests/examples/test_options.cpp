@@ -147,8 +147,9 @@ TEST_CASE("options: a checkpoint contains every setting that changes the model")
     io::fields_from_json(io::Json::parse(text), "state.json", back);
     CHECK(config_to_json(back).dump() == text);
   }
+  // gelu is of models without a gate.
   CHECK(joined(trained_only) ==
-        "drop dropout force-balance jitter mtp-detach mtp-weight recompute recompute-every "
+        "drop dropout force-balance gelu jitter mtp-detach mtp-weight recompute recompute-every "
         "recompute-layers z-loss ");
 }
 
@@ -165,6 +166,15 @@ TEST_CASE("options: older checkpoints give their original models") {
 
   const nn::GptConfig first = read(R"({"arch":"gpt2",)" + sizes + R"(,"tie":true})");
   CHECK(first.mtp.depths + first.moe.experts == 0);
+  CHECK(first.positions == nn::Positions::automatic);
+  nn::GptConfig said = first;
+  said.positions = nn::Positions::learned;
+  said.norm = nn::NormKind::layer;
+  said.activation = Activation::gelu_tanh;
+  said.mlp_bias = true;
+  CHECK(config_to_json(said).dump() == config_to_json(first).dump());  // a run goes on with either
+  CHECK(read(R"({"arch":"gpt2","gelu":"erf",)" + sizes + R"(,"tie":true})").mlp_activation() ==
+        Activation::gelu_erf);
   CHECK(read(R"({"arch":"gpt2",)" + sizes + R"(,"tie":true,"pattern":"",)" + no_delta + "," +
              no_mla + R"(,"mtp":0,"mtp_repeated":false,"experts":0})")
             .tied());

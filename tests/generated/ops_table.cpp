@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "weft/autograd/activation.h"
 #include "weft/autograd/attention.h"
 #include "weft/autograd/causal_conv1d.h"
 #include "weft/autograd/cross_entropy.h"
@@ -259,6 +260,8 @@ const OpLine kTable[] = {
     {"mlp", "MK 2FK NF",
      ONE(mlp(in[0], in[1], {}, in[2], {}, {.activation = Activation::swiglu, .recompute = true})),
      "~scl"},
+    {"mlp", "MK FK NF", ONE(mlp(in[0], in[1], {}, in[2], {}, {.activation = Activation::relu2})),
+     "~scl"},
     {"grouped_linear", "NI EOI EO N",
      ONE(grouped_linear(in[0], in[1], in[2], groups(in[0].dim(0), in[1].dim(0)), in[3])), "~"},
     {"grouped_linear", "NI EOI EO",
@@ -279,6 +282,22 @@ const OpLine kTable[] = {
     {"swiglu", "BM2F", ONE(swiglu(in[0])), "s"},
     {"scaled_swiglu", "N2F N:w", ONE(scaled_swiglu(in[0], in[1])), "s"},
     {"scaled_gelu", "NF N:w", ONE(scaled_gelu(in[0], in[1]), scaled_gelu(in[0], in[1], Gelu::erf)),
+     "s"},
+    {"activation", "BM2F",
+     ONE(activation(in[0], Activation::swiglu), activation(in[0], Activation::geglu)), "s"},
+    {"activation", "BMF",
+     ONE(activation(in[0], Activation::gelu_tanh), activation(in[0], Activation::gelu_erf),
+         activation(in[0], Activation::relu2), activation(in[0], Activation::relu),
+         activation(in[0], Activation::silu)),
+     "s"},
+    {"scaled_activation", "N2F N:w",
+     ONE(scaled_activation(in[0], in[1], Activation::swiglu),
+         scaled_activation(in[0], in[1], Activation::geglu)),
+     "s"},
+    {"scaled_activation", "NF N:w",
+     ONE(scaled_activation(in[0], in[1], Activation::gelu_tanh),
+         scaled_activation(in[0], in[1], Activation::relu2),
+         scaled_activation(in[0], in[1], Activation::silu)),
      "s"},
     {"mse_loss", "MK MK", ONE(mse_loss(in[0], in[1]), mse_loss(in[0], in[1], Reduction::none))},
     {"l1_loss", "MK MK", ONE(l1_loss(in[0], in[1]), l1_loss(in[0], in[1], Reduction::none))},

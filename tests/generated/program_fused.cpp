@@ -1,3 +1,4 @@
+#include "weft/autograd/activation.h"
 #include "weft/autograd/layer_norm.h"
 #include "weft/autograd/linear.h"
 #include "weft/autograd/matmul.h"
@@ -114,6 +115,40 @@ Array gated(const Array& x) {
     return y;
   });
 }
+// Activations without kernels of their own; ints[0] chooses one.
+constexpr Activation kComposed[] = {Activation::geglu, Activation::relu2, Activation::relu,
+                                    Activation::silu};
+Activation composed(I item) { return kComposed[item.ints[0]]; }
+bool composed_row(Maker& m, Item& item) {
+  const int x = m.any(1);
+  item.in = {x};
+  item.ints = {m.rng.below(std::ssize(kComposed))};
+  return x >= 0 && (!is_gated(composed(item)) || m.shape(x).back() % 2 == 0);
+}
+bool composed_rows(Maker& m, Item& item) {
+  if (!composed_row(m, item) || m.shape(item.in[0]).size() != 2) return false;
+  const Shape shape = m.shape(item.in[0]);
+  item.in.push_back(m.like({shape[0]}));
+  return true;
+}
+Array composed_exact(I item, const Array& x) {
+  const Number zero(0);
+  switch (composed(item)) {
+    case Activation::geglu:
+      return along(x, x.ndim() - 1, [](const Row& row) {
+        Row y;
+        const std::size_t half = row.size() / 2;
+        for (std::size_t i = 0; i < half; ++i) y.push_back(gelu(row[i], false) * row[i + half]);
+        return y;
+      });
+    case Activation::relu2:
+      return map(x, [&](N v) { return greater(v, 0) ? v * v : zero; });
+    case Activation::relu:
+      return map(x, [&](N v) { return greater(v, 0) ? v : zero; });
+    default:
+      return map(x, [](N v) { return silu(v); });
+  }
+}
 Array mlp_exact(I item, A in) {
   const Array hidden = plus(linear_exact(*in[0], *in[1]), *in[2]);
   const auto kind = item.ints[0];
@@ -220,6 +255,11 @@ const ProgramOp kFusedOps[] = {
      [](I, A in) { return binary(*in[0], *in[1], [](N x, N y) { return silu(x) * y; }); }},
     {"swiglu packed", 1, even_row, [](I, T in) { return swiglu(in[0]); },
      [](I, A in) { return gated(*in[0]); }},
+    {"activation", 2, composed_row, [](I item, T in) { return activation(in[0], composed(item)); },
+     [](I item, A in) { return composed_exact(item, *in[0]); }},
+    {"scaled_activation", 2, composed_rows,
+     [](I item, T in) { return scaled_activation(in[0], scale_for(in[0], in[1]), composed(item)); },
+     [](I item, A in) { return by_rows(composed_exact(item, *in[0]), *in[1]); }},
     {"scaled_swiglu", 1, scaled_pairs,
      [](I, T in) { return scaled_swiglu(in[0], scale_for(in[0], in[1])); },
      [](I, A in) { return by_rows(gated(*in[0]), *in[1]); }},

@@ -31,18 +31,21 @@ const std::map<std::string, std::string> kBeside = {{"permute_tokens", "sort_by_
                                                     {"balance_loss", "count_top_experts"},
                                                     {"cat", "add"}};
 // Ops whose parts use one tensor twice: the tape adds its gradients, as the head of the page says.
-const Names kUsedTwice = {"binary_cross_entropy_with_logits",
+const Names kUsedTwice = {"activation",
+                          "binary_cross_entropy_with_logits",
                           "elu",
                           "huber_loss",
                           "kl_div",
                           "leaky_relu",
                           "prod",
-                          "repeat"};
+                          "repeat",
+                          "scaled_activation"};
 // The name under which an op or its backward is recorded, if it differs.
 const std::map<std::string, std::string> kRecordedAs = {{"attention_packed", "attention"},
                                                         {"rope_packed", "rope"},
                                                         {"permute_probs", "permute_tokens"},
-                                                        {"gelu", "gelu_backward"}};
+                                                        {"gelu", "gelu_backward"},
+                                                        {"activation", "gelu_backward"}};
 // Lines that need a large operand, which is too slow for the emulated GPU.
 const OpLine kLarge[] = {
     {"topk", "K", [](const TensorList& in) -> TensorList {

@@ -4,6 +4,7 @@
 
 #include "weft/autograd/elementwise.h"
 #include "weft/nn/experts.h"
+#include "weft/tests/activation_support.h"
 #include "weft/tests/support.h"
 
 namespace weft::experts_test {
@@ -15,9 +16,6 @@ using test::different_bits;
 using test::error_of;
 using test::mismatch;
 using test::random;
-
-constexpr Activation kActivations[] = {Activation::gelu_tanh, Activation::gelu_erf,
-                                       Activation::swiglu};
 
 Tensor rows_of(const std::vector<std::int64_t>& n) {
   return Tensor::from(std::span<const std::int64_t>(n), {static_cast<std::int64_t>(n.size())});
@@ -64,10 +62,10 @@ TensorList parameters_of(nn::Experts& e) {
 
 TEST_CASE("Experts: forward and backward equal one scaled Mlp per expert") {
   const std::vector<std::int64_t> rows = {3, 0, 5, 1};
-  for (const Activation a : kActivations)
+  for (const Activation a : test::kEveryActivation)
     for (const bool bias : {false, true})
       for (const bool again : {false, true}) {
-        CAPTURE(static_cast<int>(a));
+        CAPTURE(row_of(a).word);
         CAPTURE(bias);
         CAPTURE(again);
         nn::Experts experts(4, 6, 5, {.activation = a, .bias = bias, .recompute = again});

@@ -209,6 +209,14 @@ TEST_CASE("gguf: what llama.cpp computes otherwise is refused") {
   c = {};
   c.gelu = Gelu::erf;
   refuse(c, "gpt2", "gguf: llama.cpp's gpt2 has GELU by tanh only");
+  c = {};
+  c.activation = Activation::relu;
+  refuse(c, "gpt2", "gguf: llama.cpp's gpt2 has GELU by tanh only");
+  c = {};
+  c.positions = nn::Positions::rope;
+  refuse(c, "",
+         "hf: llama folders have rotary positions, RMSNorm, and SwiGLU without biases; got "
+         "norm layer");
   c = tiny();
   refuse(c, "qwen3_next",
          "gguf: the family qwen3_next is not supported; supported: gpt2, llama, mistral, mixtral, "

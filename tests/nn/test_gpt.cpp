@@ -191,11 +191,11 @@ TEST_CASE("gpt: errors name the rule") {
   CHECK(error([](GptConfig& c) { c.norm_eps = -1; }) == "gpt: norm_eps must be at least 0, got -1");
   CHECK(error([](GptConfig& c) { c.window = -1; }) == "gpt: window must be at least 0, got -1");
   CHECK(error([](GptConfig& c) { c.zero_centered_norm = true; }) ==
-        "gpt: zero_centered_norm needs arch llama");
+        "gpt: zero_centered_norm needs norm rms, got layer");
   CHECK(error([](GptConfig& c) {
           c.arch = Arch::llama;
           c.rotary_dim = 10;
-        }) == "gpt: rotary_dim needs arch llama and must be even and at most head_dim 8, got 10");
+        }) == "gpt: rotary_dim must be even and at most head_dim 8, got 10");
   CHECK(error([](GptConfig& c) { c.pattern = "aw"; }) ==
         "gpt: a pattern with w, \"aw\", needs a window, got 0");
   CHECK(error([](GptConfig& c) { c.qk_norm_joint = true; }) == "gpt: qk_norm_joint needs qk_norm");

@@ -83,6 +83,13 @@ const GptConfig kConfigs[] = {small(Arch::gpt2), small(Arch::llama),
                               }(),
                               [] {
                                 GptConfig c = small(Arch::llama);
+                                c.positions = nn::Positions::none;
+                                c.norm = nn::NormKind::layer;
+                                c.activation = Activation::geglu;
+                                return c;
+                              }(),
+                              [] {
+                                GptConfig c = small(Arch::llama);
                                 c.qk_norm = c.qk_norm_joint = true;
                                 c.clip_qkv = 1;
                                 c.attn_gate = c.zero_centered_norm = true;

@@ -171,6 +171,52 @@ TEST_CASE("hf_config: a model that no family holds is refused") {
         std::string("mistral"));
   CHECK(nn::hf_family_of({.arch = nn::Arch::llama, .qk_norm = true}).type == std::string("qwen3"));
   CHECK(nn::hf_family_of({}).type == std::string("gpt2"));
+  const auto error = [](const nn::GptConfig& c, const char* type = "") {
+    return test::error_of([&] { nn::hf_family_of(c, type); });
+  };
+  const std::string llama =
+      "llama folders have rotary positions, RMSNorm, and SwiGLU without biases; got ";
+  const std::string gpt2 =
+      "gpt2 folders have learned positions, LayerNorm, and MLPs with biases and without a gate; "
+      "got ";
+  using nn::Arch;
+  CHECK(error({.arch = Arch::llama, .norm = nn::NormKind::layer}) == "hf: " + llama + "norm layer");
+  CHECK(error({.positions = nn::Positions::none}) == "hf: " + llama + "positions none");
+  CHECK(error({.arch = Arch::llama, .activation = Activation::geglu}) ==
+        "hf: " + llama + "activation geglu");
+  CHECK(error({.arch = Arch::llama, .mlp_bias = true}) == "hf: " + llama + "mlp_bias on");
+  CHECK(error({.norm = nn::NormKind::rms}) == "hf: " + gpt2 + "norm rms");
+  CHECK(error({.activation = Activation::swiglu}) == "hf: " + gpt2 + "activation swiglu");
+  CHECK(error({.mlp_bias = false}) == "hf: " + gpt2 + "mlp_bias off");
+  CHECK(error({}, "llama") == "hf: " + llama + "positions learned");
+  CHECK(error({.arch = Arch::llama}, "gpt2") == "hf: " + gpt2 + "positions rope");
+  // The settings count, not the preset they were reached from.
+  const nn::GptConfig said{.positions = nn::Positions::rope,
+                           .norm = nn::NormKind::rms,
+                           .activation = Activation::swiglu,
+                           .mlp_bias = false,
+                           .attn_bias = nn::AttentionBias::none,
+                           .tie = false};
+  CHECK(nn::hf_family_of(said).type == std::string("llama"));
+}
+
+TEST_CASE("hf_config: the activations of gpt2 folders") {
+  const auto& family = nn::hf_families()[0];
+  for (const auto& [a, word] : {std::pair{Activation::gelu_tanh, "gelu_new"},
+                                {Activation::gelu_erf, "gelu"},
+                                {Activation::relu, "relu"},
+                                {Activation::relu2, "relu2"},
+                                {Activation::silu, "silu"}}) {
+    const nn::GptConfig c{.activation = a};
+    const io::Json json = nn::write_hf_config(nn::hf_family_of(c), c, "float32");
+    CHECK(json.at("activation_function").as_string() == word);
+    CHECK(nn::read_hf_config(family, json).mlp_activation() == a);
+  }
+  io::Json json = nn::write_hf_config(family, {}, "float32");
+  json.set("activation_function", "tanh");
+  CHECK(test::error_of([&] { nn::read_hf_config(family, json); }) ==
+        "config.json: gpt2: activation_function \"tanh\" is not supported; supported: gelu_new, "
+        "gelu_pytorch_tanh, gelu, relu, relu2, silu");
 }
 
 }  // namespace weft::hf_config_test

@@ -217,7 +217,7 @@ TEST_CASE("mla gpt: incompatible configurations are refused") {
   };
   CHECK(text([](GptConfig&) {}) == "no error");
   CHECK(text([](GptConfig& c) { c.arch = Arch::gpt2; }) ==
-        "gpt: attention mla needs arch llama and its rotary positions");
+        "gpt: attention mla needs rotary positions, got learned");
   CHECK(text([](GptConfig& c) { c.kv_heads = 2; }) == "gpt: attention mla has no kv_heads, got 2");
   CHECK(text([](GptConfig& c) { c.qk_norm = true; }) ==
         "gpt: attention mla has norms of its own and takes no qk_norm");

@@ -10,6 +10,7 @@
 #include "weft/nn/attention.h"
 #include "weft/nn/block.h"
 #include "weft/nn/moe.h"
+#include "weft/tests/activation_support.h"
 #include "weft/tests/support.h"
 
 namespace weft::moe_test {
@@ -34,12 +35,6 @@ MoE layer(MoeOptions options, DType dtype = DType::f64) {
   return moe;
 }
 
-Tensor activate(Activation a, const Tensor& h) {
-  if (a != Activation::swiglu) return gelu(h, a == Activation::gelu_tanh ? Gelu::tanh : Gelu::erf);
-  const std::int64_t f = h.dim(-1) / 2;
-  return mul(silu(h.narrow(-1, 0, f)), h.narrow(-1, f, f));
-}
-
 Tensor affine(const Tensor& x, const Tensor& w, const Tensor& b) {
   const Tensor y = matmul(x, w.t());
   return b.defined() ? add(y, b) : y;
@@ -58,8 +53,8 @@ Tensor dense(const MoE& m, const Tensor& x) {
   Tensor y;
   for (std::int64_t e = 0; e < m.options.experts; ++e) {
     const auto of = [e](const Tensor& t) { return t.defined() ? t.select(0, e) : Tensor(); };
-    const Tensor h =
-        activate(m.options.activation, affine(in, of(m.experts.up), of(m.experts.up_bias)));
+    const Tensor h = test::activation_by_parts(affine(in, of(m.experts.up), of(m.experts.up_bias)),
+                                               m.options.activation);
     const Tensor part =
         mul(affine(h, of(m.experts.down), of(m.experts.down_bias)), p.narrow(1, e, 1));
     y = y.defined() ? add(y, part) : part;
@@ -67,7 +62,8 @@ Tensor dense(const MoE& m, const Tensor& x) {
   if (m.latent_up) y = affine(y, m.latent_up->weight, {});
   if (m.shared) {
     const nn::Mlp& mlp = m.shared->mlp;
-    const Tensor h = activate(m.options.activation, affine(x, mlp.up.weight, mlp.up.bias));
+    const Tensor h =
+        test::activation_by_parts(affine(x, mlp.up.weight, mlp.up.bias), m.options.activation);
     Tensor s = affine(h, mlp.down.weight, mlp.down.bias);
     if (m.shared->gate) s = mul(s, sigmoid(affine(x, m.shared->gate->weight, {})));
     y = add(y, s);
@@ -103,6 +99,8 @@ const MoeOptions kLayers[] = {{.experts = 4},
                                .activation = Activation::gelu_erf,
                                .shared_ffn = 7},
                               {.experts = 4, .bias = true, .shared_ffn = 3, .shared_gate = true},
+                              {.experts = 4, .activation = Activation::geglu, .recompute = true},
+                              {.experts = 4, .activation = Activation::relu2, .shared_ffn = 3},
                               {.experts = 4, .latent = 3, .recompute = true},
                               {.experts = 40, .alignment = 8}};  // more experts than slots
 
