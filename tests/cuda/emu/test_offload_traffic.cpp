@@ -64,7 +64,8 @@ std::int64_t used() {
 
 }  // namespace
 
-TEST_CASE("offload traffic: a group arrives, the one before is updated and a third leaves at once") {
+TEST_CASE(
+    "offload traffic: a group arrives, the one before is updated and a third leaves at once") {
   const Training t;
   OffloadMemory memory(kGpu, "");
   const optim::StateMemory outside(memory);
@@ -126,7 +127,8 @@ TEST_CASE("offload traffic: backward first waits for the one tensor that it read
   int waits = 0, first = 0;
   for (const Command& c : commands) {
     if (c.kind == Command::Kind::copy_in && c.stream != here) ++copies[c.stream];
-    if (c.kind == Command::Kind::record && c.stream != here) copies_before[c.event] = copies[c.stream];
+    if (c.kind == Command::Kind::record && c.stream != here)
+      copies_before[c.event] = copies[c.stream];
     if (c.kind != Command::Kind::wait || c.stream != here) continue;
     if (waits++ == 0) first = copies_before.at(c.event);
   }
