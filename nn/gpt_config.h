@@ -184,8 +184,7 @@ void GptConfig::fields(V& v) {
   v.group("Model");
   v("arch", arch, kArchWords,
     "what auto means below: gpt2: learned positions, LayerNorm, GELU, biases; llama: rope, "
-    "RMSNorm, "
-    "SwiGLU, none",
+    "RMSNorm, SwiGLU, none",
     any().of_first_model().shown_first());
   v("positions", positions, kPositionsWords,
     "a trained vector for each place, rotated queries and keys, or the causal mask alone",
