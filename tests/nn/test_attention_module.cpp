@@ -88,14 +88,13 @@ TEST_CASE("nn::Attention: gradients of x and of a learned mask, also in blocks t
     }
     const Tensor x = rows.clone().set_requires_grad();
     Tape tape;
-    const nn::Stream out = nn::run_blocks(blocks, {.residual = x}, {.mask = all_of({2, 1, 3, 3})});
+    const nn::Stream out = nn::run_blocks(blocks, {x, {}, {}}, {.mask = all_of({2, 1, 3, 3})});
     const TensorList grads = tape.gradients(sum(out.residual + out.delta),
                                             {x, blocks[0].as<nn::Attention>()->qkv.weight});
     if (plain.empty())
       plain = grads;
     else
-      for (std::size_t i = 0; i < plain.size(); ++i)
-        CHECK(different_bits(grads[i], plain[i]) == "");
+      for (int i = 0; i < plain.size(); ++i) CHECK(different_bits(grads[i], plain[i]) == "");
   }
 }
 
