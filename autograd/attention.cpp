@@ -44,17 +44,14 @@ void check_qkv(const Tensor& q, const Tensor& k, const Tensor& v) {
         "attention: heads {} must be a multiple of kv_heads {}", q.dim(2), k.dim(2));
 }
 
-void check_options(const AttentionOptions& o, std::int64_t heads) {
+void check_options(const AttentionOptions& o) {
   check(o.window >= 0, "attention: window must be at least 0, got {}", o.window);
   check(o.window == 0 || o.causal, "attention: window {} needs causal", o.window);
   check(o.dropout >= 0 && o.dropout < 1, "attention: dropout must be in [0, 1), got {}", o.dropout);
   check(o.key_heads >= 0, "attention: key_heads must be at least 0, got {}", o.key_heads);
   check(o.key_rows >= 1, "attention: key_rows must be at least 1, got {}", o.key_rows);
-  if (!o.mask.defined()) return;
-  check(!o.cu_seqlens.defined(), "attention: a mask cannot go with cu_seqlens");
-  check(o.key_heads == 0 || o.key_heads == heads,
-        "attention: with a mask key_heads must be 0 or the heads of q, {}, got {}", heads,
-        o.key_heads);
+  check(!o.mask.defined() || !o.cu_seqlens.defined(),
+        "attention: a mask cannot go with cu_seqlens");
 }
 
 AttentionSpec make_spec(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -183,7 +180,7 @@ void backward(Backward& b, const AttentionSpec& spec, const Heads& in, const Ten
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
   check_qkv(q, k, v);
-  check_options(o, q.dim(2));
+  check_options(o);
   const Tensor cu = checked_sequences(o, q, k);
   const AttentionSpec spec = make_spec(q, k, v, o);
   if (o.mask.defined()) return detail::masked_attention(q, k, v, spec, o.mask);
@@ -213,7 +210,7 @@ Tensor attention_packed(const Tensor& packed, std::int64_t heads, std::int64_t k
   }
   const Heads in = heads_of(packed, heads, kv_heads);
   check_qkv(in.q, in.k, in.v);
-  check_options(o, heads);
+  check_options(o);
   const Tensor cu = checked_sequences(o, in.q, in.k);
   const AttentionSpec spec = make_spec(in.q, in.k, in.v, o);
   Result r = forward(spec, in, cu);

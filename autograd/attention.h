@@ -44,8 +44,7 @@ struct AttentionOptions {
 /// Throws   Error on operands that are not 4-D or whose shapes disagree, H not a multiple of Hkv, a
 ///          window without causal, dropout outside [0, 1), cu_seqlens that do not split the tokens
 ///          of a row, key_rows that do not divide a packed row, a mask that does not broadcast, or
-///          with cu_seqlens or another key_heads than H; once differentiable, with a mask any
-///          number of times
+///          with cu_seqlens; once differentiable, with a mask any number of times
 /// Source   Dao et al. 2022, arXiv:2205.14135; Ainslie et al. 2023, arXiv:2305.13245 (grouped keys)
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options = {});

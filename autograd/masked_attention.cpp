@@ -46,6 +46,18 @@ Tensor seen_in_order(const AttentionSpec& s, Device device) {
   return s.window > 0 ? logical_and(before, gt(add(key, s.window), last)) : before;
 }
 
+// Drops weights (B, H, T, S) by the key's numbers, which count the heads of all shards.
+Tensor dropped(const Tensor& weights, const AttentionSpec& s) {
+  if (s.key_heads == s.heads) return dropout(weights, s.dropout, s.key);
+  TensorList rows;
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    RandomKey key = s.key;
+    key.first += static_cast<std::uint64_t>(b * s.key_heads * s.queries * s.keys);
+    rows.push_back(dropout(narrow(weights, 0, b, 1), s.dropout, key));
+  }
+  return s.batch > 0 ? cat(rows, 0) : weights;
+}
+
 }  // namespace
 
 Tensor masked_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSpec& s,
@@ -69,7 +81,7 @@ Tensor masked_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
   // A query that sees nothing keeps its scores, so that no softmax is of infinities alone.
   const Tensor drops = logical_and(hidden, any(seen, -1, true));
   Tensor weights = masked_fill(softmax(masked_fill(scores, drops, kHidden)), hidden, 0);
-  if (s.dropout > 0) weights = dropout(weights, s.dropout, s.key);
+  if (s.dropout > 0) weights = dropped(weights, s);
   const Tensor y = matmul(weights.view({B, G, R, T, S}), values);
   // Callers join the heads with view(), as after the kernel.
   const Tensor tokens = contiguous(cast(y.permute({0, 3, 1, 2, 4}), q.dtype()));

@@ -1,10 +1,12 @@
 #include "weft/nn/attention.h"
 
 #include <cmath>
+#include <limits>
 
 #include "weft/autograd/attention.h"
 #include "weft/autograd/discard.h"
 #include "weft/autograd/elementwise.h"
+#include "weft/autograd/logic.h"
 #include "weft/autograd/rope.h"
 #include "weft/autograd/view.h"
 #include "weft/core/error.h"
@@ -36,6 +38,28 @@ Tensor turned(const Tensor& x, const RotaryTable& table, const Packing& packing,
   if (width >= x.dim(3)) return turn(x);
   const TensorList parts = split(x, {width, x.dim(3) - width}, 3);
   return cat({turn(parts[0]), parts[1]}, 3);
+}
+
+// This shard's part of a mask for all heads.
+Tensor mask_of_heads(const Tensor& mask, const Shard::Heads& shard, std::int64_t heads) {
+  if (!mask.defined() || mask.ndim() < 3 || mask.dim(-3) == 1 || shard.all == heads) return mask;
+  check(mask.dim(-3) == shard.all, "attention: mask must have 1 or all {} heads, got {}", shard.all,
+        mask.dim(-3));
+  return narrow(mask, -3, shard.first, heads);
+}
+
+// The mask, null for none, that also hides the keys of padding.
+Tensor without_padding(const Tensor& mask, const Tensor& padding) {
+  if (!mask.defined()) return logical_not(padding);
+  if (mask.dtype() == DType::boolean) return logical_and(mask, logical_not(padding));
+  const double hidden = -std::numeric_limits<double>::infinity();
+  return where(padding, Tensor::full({}, hidden, mask.dtype(), mask.device()), mask);
+}
+
+// What attention reads besides `how`.
+TensorList with_mask(TensorList inputs, const Tensor& mask) {
+  if (mask.defined()) inputs.push_back(mask);
+  return inputs;
 }
 
 }  // namespace
@@ -94,16 +118,14 @@ Tensor Attention::mixed(Tensor projected, const TokenContext& context, const F& 
   weft::AttentionOptions how;
   how.causal = options.causal;
   how.window = options.window;
-  how.mask = context.mask;
-  if (!options.causal && packing.padding.defined() && !packing) {
-    if (how.mask.defined())
-      throw Error(message("attention: mask must be null beside padding, got {}", how.mask.shape()));
-    how.mask = eq(packing.padding, 0).view({batch, 1, 1, tokens});
-  }
+  const Shard::Heads shard = shard_of(*this).heads.value_or(Shard::Heads{0, heads});
+  how.mask = mask_of_heads(context.mask, shard, heads);
+  if (!options.causal && packing.padding.defined() && !packing)
+    how.mask = without_padding(how.mask, packing.padding.view({batch, 1, 1, tokens}));
   how.cu_seqlens = packing.cu_seqlens;
   how.cu_checked = packing.checked();
   drop.drop_weights(
-      how, shard_of(*this).heads.value_or(Shard::Heads{0, heads}),
+      how, shard,
       {.queries = tokens, .keys = tokens + (cache ? cache->length() : 0), .rows = packing.rows});
   const Shape out{batch, tokens, heads * head_dim};
   Tensor gate;
@@ -120,7 +142,7 @@ Tensor Attention::mixed(Tensor projected, const TokenContext& context, const F& 
       packed = rope_packed(std::move(packed), heads + kv_heads, rotary->cos, rotary->sin,
                            packing.positions);
     return use_discarded(
-        options.recompute, {packed},
+        options.recompute, with_mask({packed}, how.mask),
         [heads, kv_heads, how](const TensorList& in) {
           return attention_packed(in[0], heads, kv_heads, how);
         },
@@ -150,7 +172,7 @@ Tensor Attention::mixed(Tensor projected, const TokenContext& context, const F& 
     v = std::move(seen.v);
   }
   return use_discarded(
-      options.recompute, {q, k, v},
+      options.recompute, with_mask({q, k, v}, how.mask),
       [how](const TensorList& in) { return attention(in[0], in[1], in[2], how); }, finish);
 }
 

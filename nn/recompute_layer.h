@@ -10,13 +10,17 @@ template <class F>
 TensorList recompute_layer(const TokenContext& context, TensorList inputs, const F& layer) {
   const int n = inputs.size();
   const Packing& p = context.packing;
-  for (const Tensor& t : {p.cu_seqlens, p.positions, p.padding}) inputs.push_back(t);
+  // Rows with a mask are not packed.
+  const bool masked = context.mask.defined();
+  for (const Tensor& t : {masked ? context.mask : p.cu_seqlens, p.positions, p.padding})
+    inputs.push_back(t);
   TokenContext rest = context;
+  rest.mask = {};
   rest.packing.cu_seqlens = rest.packing.positions = rest.packing.padding = rest.packing.known = {};
   return recompute(
-      [rest, n, layer, checked = p.checked()](const TensorList& s) {
+      [rest, n, layer, masked, checked = p.checked()](const TensorList& s) {
         TokenContext here = rest;
-        here.packing.cu_seqlens = s[n];
+        (masked ? here.mask : here.packing.cu_seqlens) = s[n];
         here.packing.positions = s[n + 1];
         here.packing.padding = s[n + 2];
         if (checked) here.packing.mark_checked();

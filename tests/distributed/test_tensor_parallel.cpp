@@ -213,6 +213,24 @@ TEST_CASE("tensor_parallel: the last rank may have no part of the vocabulary") {
   }
 }
 
+TEST_CASE("tensor_parallel: attention takes its heads' part of a mask and of dropped weights") {
+  GptConfig c = small(Arch::gpt2);
+  c.dropout = 0.3;
+  const Tensor x = test::random({2, 5, 16}, 1, DType::f64);
+  const Tensor of_heads = test::random({4, 5, 5}, 2, DType::f64);
+  const auto output = [&](const nn::Gpt& model, const Tensor& mask) {
+    const RandomScope random({.seed = 5, .step = 3});
+    return (*model.blocks[1].mixer)(x, {.mask = mask});
+  };
+  for (const Tensor& mask : {of_heads, gt(of_heads, -0.5), gt(of_heads.narrow(0, 1, 1), -0.5)}) {
+    const Tensor want = output(test::make_whole(c, DType::f64), mask);
+    distributed_test({1, 2, 4}, [&](World& w) {
+      const test::Parallel p = test::make_parallel(c, DType::f64, w.all(), {});
+      CHECK(test::mismatch(output(p.model, mask), want, 1e-12) == "");
+    });
+  }
+}
+
 TEST_CASE("tensor_parallel: a warm step allocates nothing") {
   const Batch batch = test::some_batch(kSequences, kTokens, 257);
   if (test::launched_world()) return;  // the counter sees only one process

@@ -146,7 +146,9 @@ TEST_CASE("from PyTorch: custom functions and recompute") {
 
 TEST_CASE("from PyTorch: modules") {
   CHECK(!nn::Linear(8, 4, {.bias = false}).bias.defined());
-  nn::Block layer(nn::LayerNorm(8), nn::Attention(8, 2, {.causal = false}), nn::Mlp(8, 32));
+  // clang-format off
+  nn::Block layer(nn::LayerNorm(8), nn::Attention(8, 2, {.causal = false}), nn::Mlp(8, 32, {.activation = Activation::relu}));
+  // clang-format on
   CHECK(layer(randn({2, 3, 8})).shape() == Shape{2, 3, 8});
   CHECK(nn::Embedding(100, 8).weight.shape() == Shape{100, 8});
   CHECK(nn::LayerNorm(8).parameter_count() == 16);

@@ -20,6 +20,16 @@ nn::Attention encoder_layer(nn::AttentionOptions options = {}) {
 
 Tensor some(const Shape& shape) { return rand_uniform(shape, -1, 1, DType::f64); }
 
+std::vector<nn::Block> two_blocks() {
+  std::vector<nn::Block> blocks;
+  for (int i = 0; i < 2; ++i) {
+    blocks.emplace_back(nn::LayerNorm(16), nn::Attention(16, 4, {.causal = false}),
+                        nn::Mlp(16, 32));
+    nn::init(blocks.back(), 5);
+  }
+  return blocks;
+}
+
 Tensor all_of(const Shape& shape) { return Tensor::full(shape, 1, DType::boolean); }
 
 }  // namespace
@@ -60,6 +70,13 @@ TEST_CASE("nn::Attention: packed texts see themselves both ways, and padding hid
   CHECK(mismatch(y.narrow(0, 0, 1), layer(rows.narrow(0, 0, 1)), 1e-12) == "");
   CHECK(mismatch(y.narrow(0, 1, 1).narrow(1, 0, 4), layer(rows.narrow(0, 1, 1).narrow(1, 0, 4)),
                  1e-12) == "");
+  const Tensor numbers = some({4, 6, 6});
+  for (const Tensor& mask : {numbers, gt(numbers, -0.5)}) {
+    const Tensor both = layer(rows, {.packing = {.padding = padding}, .mask = mask});
+    const Tensor alone =
+        layer(rows.narrow(0, 1, 1).narrow(1, 0, 4), {.mask = mask.narrow(1, 0, 4).narrow(2, 0, 4)});
+    CHECK(mismatch(both.narrow(0, 1, 1).narrow(1, 0, 4), alone, 1e-12) == "");
+  }
 }
 
 TEST_CASE("nn::Attention: a mask in a causal layer hides more than causal does") {
@@ -76,25 +93,42 @@ TEST_CASE("nn::Attention: gradients of x and of a learned mask, also in blocks t
   const auto f = [&](const TensorList& in) { return layer(in[0], {.mask = in[1]}); };
   CHECK(gradcheck(f, {some({2, 3, 16}), some({2, 4, 3, 3})}) == "");
 
-  const Tensor rows = rand_uniform({2, 3, 16}, -1, 1);
-  TensorList plain;
-  for (const nn::Recompute what : {nn::Recompute::none, nn::Recompute::full}) {
-    std::vector<nn::Block> blocks;
-    for (int i = 0; i < 2; ++i) {
-      blocks.emplace_back(nn::LayerNorm(16), nn::Attention(16, 4, {.causal = false}),
-                          nn::Mlp(16, 32));
-      nn::init(blocks.back(), 5);
-      blocks.back().recompute = what;
+  // A learned mask that is a leaf, and one that was computed.
+  const Tensor rows = rand_uniform({2, 3, 16}, -1, 1), bias = rand_uniform({4, 3, 3}, -1, 1);
+  for (const bool leaf : {true, false}) {
+    TensorList plain;
+    for (const nn::Recompute what : {nn::Recompute::none, nn::Recompute::full}) {
+      std::vector<nn::Block> blocks = two_blocks();
+      for (nn::Block& b : blocks) b.recompute = what;
+      const Tensor x = rows.clone().set_requires_grad(), m = bias.clone().set_requires_grad();
+      Tape tape;
+      const nn::Stream out = nn::run_blocks(blocks, {x, {}, {}}, {.mask = leaf ? m : m * 2.0});
+      const TensorList grads = tape.gradients(sum(square(out.residual + out.delta)),
+                                              {x, m, blocks[0].as<nn::Attention>()->qkv.weight});
+      CHECK(max(abs(grads[1])).item() > 1e-6);
+      if (plain.empty())
+        plain = grads;
+      else
+        for (int i = 0; i < plain.size(); ++i) CHECK(different_bits(grads[i], plain[i]) == "");
     }
-    const Tensor x = rows.clone().set_requires_grad();
-    Tape tape;
-    const nn::Stream out = nn::run_blocks(blocks, {x, {}, {}}, {.mask = all_of({2, 1, 3, 3})});
-    const TensorList grads = tape.gradients(sum(out.residual + out.delta),
-                                            {x, blocks[0].as<nn::Attention>()->qkv.weight});
-    if (plain.empty())
-      plain = grads;
+  }
+}
+
+TEST_CASE("nn::Attention: a mask that changes between forward and backward is an error") {
+  for (const bool whole : {false, true}) {
+    std::vector<nn::Block> blocks = two_blocks();
+    blocks.pop_back();
+    if (whole)
+      blocks[0].recompute = nn::Recompute::full;
     else
-      for (int i = 0; i < plain.size(); ++i) CHECK(different_bits(grads[i], plain[i]) == "");
+      blocks[0].as<nn::Attention>()->options.recompute = true;
+    const Tensor mask = all_of({3, 3});
+    Tape tape;
+    const nn::Stream out = nn::run_blocks(
+        blocks, {rand_uniform({2, 3, 16}, -1, 1).set_requires_grad(), {}, {}}, {.mask = mask});
+    const Tensor loss = sum(out.residual + out.delta);
+    mask.select(1, 0).fill_(0);
+    CHECK(error_of([&] { loss.backward(); }).find("changed in place") != std::string::npos);
   }
 }
 
@@ -110,9 +144,7 @@ TEST_CASE("nn::Attention: its text, its work and its errors without causal") {
   nn::KvCache cache({layer.cache_entry(2, 8, DType::f64, kCpu)}, 2, 8);
   CHECK(error_of([&] { layer(x, {.cache = &cache}); }) ==
         "attention: a cache needs causal attention");
-  const Tensor mask = all_of({5, 5}), padding = Tensor::zeros({2, 5}, DType::boolean);
-  CHECK(error_of([&] { layer(x, {.packing = {.padding = padding}, .mask = mask}); }) ==
-        "attention: mask must be null beside padding, got [5, 5]");
+  const Tensor mask = all_of({5, 5});
   CHECK(error_of([&] {
           layer(x.narrow(0, 0, 1),
                 {.packing = nn::Packing::of(std::vector<int>{0, 2, 5}, 5), .mask = mask});
