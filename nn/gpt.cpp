@@ -186,9 +186,15 @@ Tensor Gpt::decode(const Tensor& ids, std::span<KvCache* const> rows) const {
 }
 
 std::string Gpt::describe() const {
-  return message("Gpt({}, {} layers, {} heads, dim {}, seq {}, vocab {})",
-                 word_of(kArchWords, config.arch), config.layers, config.heads, config.dim,
-                 config.seq, config.vocab);
+  std::string form = word_of(kArchWords, config.arch);
+  const GptConfig said = config.reduced();
+  if (said.positions != Positions::automatic)
+    form += message(", positions {}", word_of(kPositionsWords, said.positions));
+  if (said.norm != NormKind::automatic)
+    form += message(", norm {}", word_of(kNormWords, said.norm));
+  if (said.activation) form += message(", {}", row_of(*said.activation).word);
+  return message("Gpt({}, {} layers, {} heads, dim {}, seq {}, vocab {})", form, config.layers,
+                 config.heads, config.dim, config.seq, config.vocab);
 }
 
 }  // namespace weft::nn

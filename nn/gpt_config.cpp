@@ -184,6 +184,19 @@ std::int64_t GptConfig::ffn_dim() const {
   return (8 * dim + 95) / 96 * 32;  // 8/3 dim, rounded up to a multiple of 32
 }
 
+GptConfig GptConfig::reduced() const {
+  GptConfig c = *this;
+  const ArchPreset& usual = preset();
+  if (positions == usual.positions) c.positions = Positions::automatic;
+  if (norm == usual.norm) c.norm = NormKind::automatic;
+  if (mlp_bias == usual.mlp_bias) c.mlp_bias = {};
+  if (attn_bias == usual.attn_bias) c.attn_bias = AttentionBias::automatic;
+  if (tie == usual.tie) c.tie = {};
+  c.activation = {};  // `gelu` is its own setting
+  if (activation && *activation != c.mlp_activation()) c.activation = activation;
+  return c;
+}
+
 GptConfig GptConfig::resolved() const {
   GptConfig c = *this;
   c.ffn = ffn_dim();

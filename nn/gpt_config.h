@@ -60,13 +60,11 @@ struct ArchPreset {
   bool mlp_bias;
   AttentionBias attn_bias;
   bool tie;
-  bool one_projection;  ///< an adapter is of queries, keys and values together
 };
 /// In the order of Arch.
 inline constexpr ArchPreset kArchPresets[] = {
-    {Positions::learned, NormKind::layer, Activation::gelu_tanh, true, AttentionBias::all, true,
-     true},
-    {Positions::rope, NormKind::rms, Activation::swiglu, false, AttentionBias::none, false, false}};
+    {Positions::learned, NormKind::layer, Activation::gelu_tanh, true, AttentionBias::all, true},
+    {Positions::rope, NormKind::rms, Activation::swiglu, false, AttentionBias::none, false}};
 
 inline constexpr Word<Gelu> kGeluWords[] = {{"tanh", Gelu::tanh}, {"erf", Gelu::erf}};
 
@@ -127,6 +125,9 @@ struct GptConfig {
   void validate() const;
   /// The same configuration with every size filled in.
   GptConfig resolved() const;
+  /// The inverse for what a preset stands for: settings equal to those of `arch` are open again, so
+  /// that another `arch` changes them.
+  GptConfig reduced() const;
   std::int64_t kv_head_count() const { return kv_heads ? kv_heads : heads; }
   std::int64_t head_dim() const { return head_size ? head_size : dim / heads; }
   const ArchPreset& preset() const { return kArchPresets[static_cast<std::size_t>(arch)]; }
@@ -166,6 +167,8 @@ struct GptConfig {
   std::int64_t rotated() const;
   GatedDeltaNetOptions delta_options() const;
   MlaOptions mla_options() const;
+  /// Whether an adapter is of queries, keys and values together, as in the files of GPT-2.
+  bool one_projection() const { return position_kind() == Positions::learned; }
   bool tied() const { return tie.value_or(preset().tie); }
   /// The number of parameters, all experts included, by formula.
   std::int64_t parameter_count() const;
@@ -184,7 +187,7 @@ void GptConfig::fields(V& v) {
   v.group("Model");
   v("arch", arch, kArchWords,
     "what auto means below: gpt2: learned positions, LayerNorm, GELU, biases; llama: rope, "
-    "RMSNorm, SwiGLU, none",
+    "RMSNorm, SwiGLU, no biases",
     any().of_first_model().shown_first());
   v("positions", positions, kPositionsWords,
     "a trained vector for each place, rotated queries and keys, or the causal mask alone",

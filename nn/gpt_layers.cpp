@@ -34,7 +34,7 @@ Child<Mixer> make_attention(const GptConfig& c, const Init& proj) {
                                     .gate = c.attn_gate,
                                     .window = c.window,
                                     .dropout = c.dropout,
-                                    .one_projection = c.preset().one_projection,
+                                    .one_projection = c.one_projection(),
                                     .recompute = recompute,
                                     .proj_init = proj});
 }

@@ -192,6 +192,9 @@ const HfFamily& hf_family_of(const GptConfig& config, std::string_view type) {
   // No setting of a file either, so that a comparison would not see it.
   check(config.moe.experts == 0 || !config.moe.router.bias,
         "hf: the router of no family has a bias; moe.router.bias must be false, got true");
+  check(type.empty() || std::any_of(hf_families().begin(), hf_families().end(),
+                                    [&](const HfFamily& f) { return type == f.type; }),
+        "hf: the family must be one of {}, got {}", known_types(), std::string(type));
   check_form(config, type);
   for (const HfFamily& f : hf_families())
     if ((type.empty() || type == f.type) && holds(f, config)) return f;

@@ -189,6 +189,7 @@ io::Json config_to_json(const nn::GptConfig& c) { return io::fields_to_json(c.re
 nn::GptConfig config_from_json(const io::Json& j) {
   nn::GptConfig c;
   io::fields_from_json(j, "state.json", c);
+  c = c.reduced();  // so that flags beside --init count as they did for that run
   if (c.attention == nn::AttentionKind::mla)
     c.kv_heads = 0;  // older files have the number of heads
   // Sizes out of bounds must not reach code that computes with them.

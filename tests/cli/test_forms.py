@@ -63,6 +63,18 @@ def older_runs_go_on(folder):
         assert checkpoint_bytes(old, 6) == checkpoint_bytes(f"{folder}/{arch}", 6)
 
 
+def flags_beside_init_count(folder):
+    model_of = lambda out: json.loads(pathlib.Path(folder, out, "checkpoints/step_00000002/state.json").read_text())["model"]
+    for form, other in (("erf", "tanh"), ("tanh", "erf")):
+        train(*base(folder, form, "--gelu", form, steps=2))
+        train(*base(folder, f"{form}-then", "--init", f"{folder}/{form}", "--gelu", other, steps=2))
+        assert [model_of(out)["gelu"] for out in (form, f"{form}-then")] == [form, other]
+        assert model_of(f"{form}-then")["activation"] == f"gelu_{other}"
+    refused(run("train_gpt", *base(folder, "other", "--init", f"{folder}/erf", "--arch", "llama")), 2, "weights")
+    done = run("convert", "--from", f"{folder}/erf", "--to", f"{folder}/foo", "--family", "foo")
+    refused(done, 2, "hf: the family must be one of gpt2, ", "got foo")
+
+
 def layouts_agree(folder):
     flags = [*OWN, "--dropout", "0", "--batch", "4"]
     train(*base(folder, "one", *flags, steps=5))
@@ -81,4 +93,5 @@ def wrong_words(folder):
             "gpt: gelu erf needs activation auto or gelu_erf, got relu")
 
 
-main([trains_resumes_and_writes, other_programs_get_only_what_they_hold, older_runs_go_on, layouts_agree, wrong_words])
+main([trains_resumes_and_writes, other_programs_get_only_what_they_hold, older_runs_go_on, flags_beside_init_count,
+      layouts_agree, wrong_words])

@@ -30,7 +30,7 @@ std::vector<GptConfig> grid() {
     for (const NormKind norm : {NormKind::layer, NormKind::rms})
       for (const Activation a : test::kEveryActivation)
         for (const bool experts : {false, true}) {
-          GptConfig c = small(all.size() % 2 ? Arch::gpt2 : Arch::llama);
+          GptConfig c = small(all.size() / 2 % 2 ? Arch::gpt2 : Arch::llama);
           c.positions = positions;
           c.norm = norm;
           c.activation = a;
@@ -184,6 +184,39 @@ TEST_CASE("gpt: errors name the setting that another needs") {
           c.gelu = Gelu::erf;
           c.activation = Activation::relu;
         }) == "gpt: gelu erf needs activation auto or gelu_erf, got relu");
+}
+
+TEST_CASE("gpt forms: a resolved configuration is open again where it equals its preset") {
+  for (const Arch arch : {Arch::gpt2, Arch::llama}) {
+    const GptConfig back = small(arch).resolved().reduced();
+    CHECK(back.positions == Positions::automatic);
+    CHECK(back.norm == NormKind::automatic);
+    CHECK(!back.activation);
+    CHECK(!back.mlp_bias);
+    CHECK(!back.tie);
+    CHECK(back.attn_bias == nn::AttentionBias::automatic);
+  }
+  GptConfig erf = small(Arch::gpt2);
+  erf.gelu = Gelu::erf;
+  CHECK(!erf.resolved().reduced().activation);
+  CHECK(erf.resolved().reduced().mlp_activation() == Activation::gelu_erf);
+  for (const GptConfig& c : grid()) {
+    const GptConfig back = c.resolved().reduced();
+    CHECK(back.position_kind() == c.position_kind());
+    CHECK(back.norm_kind() == c.norm_kind());
+    CHECK(back.mlp_activation() == c.mlp_activation());
+    CHECK(back.mlp_biases() == c.mlp_biases());
+  }
+}
+
+TEST_CASE("gpt forms: the text of a model names what differs from its preset") {
+  GptConfig c = small(Arch::llama);
+  CHECK(Gpt(c).describe().starts_with("Gpt(llama, "));
+  CHECK(Gpt(c.resolved()).describe() == Gpt(c).describe());
+  c.positions = Positions::none;
+  c.norm = NormKind::layer;
+  c.activation = Activation::geglu;
+  CHECK(Gpt(c).describe().starts_with("Gpt(llama, positions none, norm layer, geglu, "));
 }
 
 }  // namespace weft::gpt_test
