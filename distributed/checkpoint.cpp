@@ -211,7 +211,7 @@ void CheckpointSave::fail(const std::string& why) {
 
 // False while a rank is still writing.
 bool CheckpointSave::all_have_written() {
-  if (!all_.empty() && world_.size() > 1) return true;
+  if (world_.size() > 1 && !all_.empty()) return true;  // of one rank, the thread may be writing it
   std::vector<Written> all = from_all(world_, busy_ ? Written{kBusy} : written());
   const auto first = [&](std::int64_t outcome) {
     return std::find_if(all.begin(), all.end(), [=](const Written& w) { return w[0] == outcome; });
