@@ -80,8 +80,8 @@ class Pauses {
   void next(int rank) {
     const double waited = seconds(Clock::now() - begin_);
     if (world_.rank() == 0 && waited > lines_ * world_.timeout_s()) {
-      log_line(message("save_checkpoint: rank {} has been writing for {} s", rank,
-                       std::llround(waited)));
+      log_line(message("save_checkpoint: ranks have waited {} s for rank {} to write",
+                       std::llround(waited), rank));
       ++lines_;
     }
     std::this_thread::sleep_for(
@@ -114,7 +114,14 @@ CheckpointSave::CheckpointSave(World& world, const std::string& out_dir, Checkpo
       });
   }
   // The others would wait for a rank without room in their next collective of training.
-  if (options.background && all_are(world, copied)) return;
+  try {
+    if (options.background && all_are(world, copied)) return;
+  } catch (...) {  // without a destructor the thread would end the process
+    stop_.request_stop();
+    join();
+    if (world.rank() == 0) abandon();
+    throw;
+  }
   copied ? wait_for_writes() : write_at_once();
 }
 
@@ -216,15 +223,19 @@ bool CheckpointSave::all_have_written() {
   const auto first = [&](std::int64_t outcome) {
     return std::find_if(all.begin(), all.end(), [=](const Written& w) { return w[0] == outcome; });
   };
+  // The others need not finish; they then fail too.
+  if (const auto failed = first(kFailed); failed != all.end() && failed_ < 0) {
+    failed_ = static_cast<int>(failed - all.begin());
+    stop_.request_stop();
+  }
   if (const auto busy = first(kBusy); busy != all.end()) {
     writes_ = static_cast<int>(busy - all.begin());
     return false;
   }
   join();
-  if (const auto failed = first(kFailed); failed != all.end()) {
-    const int rank = static_cast<int>(failed - all.begin());
-    fail(message("save_checkpoint: rank {}: {}", rank, text_from(world_, rank, not_written_)));
-  }
+  if (failed_ >= 0)
+    fail(
+        message("save_checkpoint: rank {}: {}", failed_, text_from(world_, failed_, not_written_)));
   all_ = std::move(all);
   return true;
 }

@@ -92,6 +92,7 @@ class CheckpointSave {
   std::string not_written_, not_committed_;  ///< why, on this rank
   bool commits_ = false, has_committed_ = false;
   int writes_ = 0;           ///< a rank that wrote at the last collective
+  int failed_ = -1;          ///< the first rank that could not write, or -1
   std::exception_ptr lost_;  ///< what wait_for_writes() met
   std::thread thread_;
   std::stop_source stop_;

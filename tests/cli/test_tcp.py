@@ -145,7 +145,7 @@ def a_slow_disk_of_one_rank(folder):
     slow = "export WEFT_TEST_DISK_BYTES_PER_S=2e4"
     status, lines, _ = of_one_rank(folder, "slow", slow, args)
     assert status == 0 and lines, (status, lines)
-    assert all("save_checkpoint: rank 1 has been writing for " in line for line in lines), lines
+    assert all("save_checkpoint: ranks have waited " in line and " s for rank 1 to write" in line for line in lines), lines
     status, lines, job = of_one_rank(folder, "killed", f"{slow} WEFT_TEST_KILL=1:8:save:70", args)
     job.check_time("killed in a slow save", pathlib.Path(folder, "killed", "metrics.jsonl"))
     lines = [line for line in lines if line != "weft_launch: rank 1 was killed by signal 9"]
