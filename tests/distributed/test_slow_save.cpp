@@ -117,6 +117,24 @@ TEST_CASE("slow save: the rank that cannot write is the one that is named") {
   CHECK(!io::find_checkpoint(out.path()));
 }
 
+// Rank 0 waits for it while its own thread writes.
+TEST_CASE("slow save: a rank lost when a background save begins ends the job with an error") {
+  struct Lost {};
+  const test::TempFolder out;
+  CHECK_THROWS(run_ranks(2,
+                         [&](World& w) {
+                           CheckpointSave own(w, out.path(),
+                                              part_of(w, 1, 8,
+                                                      [&] {
+                                                        if (w.rank() == 1) throw Lost{};
+                                                      }),
+                                              {.background = true});
+                           own.finish();
+                         },
+                         {.timeout_s = kTimeout}));
+  CHECK(!io::find_checkpoint(out.path()));
+}
+
 TEST_CASE("slow save: in the background, for the rank that has no memory for copies") {
   const test::TempFolder out;
   const Logged logged;
