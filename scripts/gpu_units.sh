@@ -82,15 +82,25 @@ limited() {
   # In the background, so that a signal to this script is handled at once.
   timeout -k 10 "$given" "$@" &
   child=$!
-  local tick ended=""
-  while [ "$ended" != "$child" ]; do
+  local tick ended
+  while true; do
     sleep "${pack_every:-60}" 9>&- &  # without the lock, which the next call needs at once
     tick=$!
-    status=0
+    status=0 ended=""
     wait -n -p ended "$child" "$tick" || status=$?
-    # Not with TERM: until it runs sleep, the tick is a copy of this shell, with its traps.
-    # Waited for, since else the shell reports that it was killed.
-    if [ "$ended" = "$tick" ]; then pack; else { kill -KILL "$tick" && wait "$tick"; } 2>/dev/null || true; fi
+    if [ "$ended" = "$child" ]; then
+      # Not with TERM: until it runs sleep, the tick is a copy of this shell, with its traps.
+      # Waited for, since else the shell reports that it was killed.
+      { kill -KILL "$tick" && wait "$tick"; } 2>/dev/null || true
+      break
+    fi
+    pack
+    # A program that ends between two calls of wait -n is not told of by the second.
+    if ! kill -0 "$child" 2>/dev/null; then
+      status=0
+      wait "$child" || status=$?
+      break
+    fi
   done
   child=""
   if [ "$status" -eq 0 ] || [ $((SECONDS - start)) -lt "$given" ]; then return "$status"; fi
