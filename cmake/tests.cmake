@@ -16,7 +16,7 @@ set(weft_thread_tests
   expert_router expert_tensor fp8_linear fp8_overlap
   grouped_linear joint_norm lanes layer_norm matmul overlap parallel parallelize process_group
   process_group_errors random shared_leaf sharded_checkpoint sharded_optimizer sharded_state simd
-  tape tensor_parallel vocab)
+  slow_save tape tensor_parallel vocab)
 add_custom_target(thread_tests)
 
 # Tests spend their time in the library, so their own code is compiled for fast compilation, and

@@ -1,5 +1,5 @@
-// FP8 with a scale for each block of numbers. Divisions of 64 bits are per thread, not per element,
-// and the host counts the blocks of the groups before.
+// FP8 with a scale for each block of numbers, and codes back to numbers. Divisions of 64 bits are
+// per thread, not per element, and the host counts the blocks of the groups before.
 #include "weft/cuda/row_groups.h"
 
 namespace weft::cuda {
@@ -216,9 +216,10 @@ void quantize_tiles(const Tensor& x, const RowGroups& all, const Fp8Tile& tile,
                  grid_of(blocks_for(down * across, kThreads / Team), g.count), kThreads, 0, g, cols,
                  tile, static_cast<unsigned>(across), how, largest, px, to, inv);
         };
+        const bool columns_whole = whole && four_at_once(inv, cols, kPack);
         if (tile.columns == 1)
-          whole&& four_at_once(inv, cols, kPack) ? by_columns.template operator()<kPack>()
-                                                 : by_columns.template operator()<1>();
+          columns_whole ? by_columns.template operator()<kPack>()
+                        : by_columns.template operator()<1>();
         else if (!whole || !packs_fit(tile))
           by_teams.template operator()<kThreads, 1>();
         else if (tile.rows * tile.columns <= 4 * kWarp * kPack)

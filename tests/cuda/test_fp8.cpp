@@ -97,8 +97,13 @@ TEST_CASE("fp8: more groups than fit into one launch") {
   const fp8::Copies both{true, true};
   check_same(fp8::quantize(x.to(kGpu), groups, DType::e4m3, {}, both),
              fp8::quantize(x, groups, DType::e4m3, {}, both));
-  check_same(fp8::quantize_tiles(x.to(kGpu), groups, DType::e4m3, {1, 8}, {}),
-             fp8::quantize_tiles(x, groups, DType::e4m3, {1, 8}, {}));
+  for (const Fp8Tile tile : {Fp8Tile{1, 8}, Fp8Tile{8, 1}}) {
+    const Quantized want = fp8::quantize_tiles(x, groups, DType::e4m3, tile, {});
+    const Quantized got = fp8::quantize_tiles(x.to(kGpu), groups, DType::e4m3, tile, {});
+    check_same(got, want);
+    CHECK(other_bytes(fp8::dequantize(got, groups, DType::bf16),
+                      fp8::dequantize(want, groups, DType::bf16)) == "");
+  }
 }
 
 TEST_CASE("fp8: NaN, infinity and zero on a GPU") {
@@ -108,6 +113,9 @@ TEST_CASE("fp8: NaN, infinity and zero on a GPU") {
     for (const DType to : {DType::e4m3, DType::e5m2})
       check_same(fp8::quantize(x.to(kGpu), {.each = 16}, to, {}),
                  fp8::quantize(x, {.each = 16}, to, {}));
+    for (const Fp8Tile tile : {Fp8Tile{1, 8}, Fp8Tile{8, 1}, Fp8Tile{16, 16}, Fp8Tile{3, 5}})
+      check_same(fp8::quantize_tiles(x.to(kGpu), {.each = 16}, DType::e4m3, tile, {}),
+                 fp8::quantize_tiles(x, {.each = 16}, DType::e4m3, tile, {}));
   }
 }
 
