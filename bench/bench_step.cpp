@@ -8,9 +8,13 @@
 // that the kernels of a step move to the line of JSON. On --device meta:cuda nothing is computed,
 // so a step of any size can be recorded. --pause N stops the process (SIGSTOP) before the first
 // timed step and after every N; bench/peers/turns.py continues it when it is this program's turn.
+// --products on runs the products of each step alone (bench/product_sequence.h), by the engine that
+// WEFT_GEMM names.
 #include <algorithm>
+#include <csignal>
 
 #include "weft/bench/harness.h"
+#include "weft/bench/product_sequence.h"
 #include "weft/bench/train_run.h"
 #include "weft/io/json.h"
 #include "weft/weft.h"
@@ -129,11 +133,27 @@ int run_one_model(const bench::TrainRun& run, const std::string& losses_file,
   return 0;
 }
 
+int run_products(const bench::TrainRun& run) {
+  const bench::ProductSequence step(bench::step_model(run.model));
+  io::Json milliseconds;
+  for (int i = -run.warmup; i < run.steps; ++i) {
+    if (run.pause > 0 && i >= 0 && i % run.pause == 0) std::raise(SIGSTOP);
+    const double start = bench::now();
+    step.run();
+    if (i >= 0) milliseconds.push_back(1e3 * (bench::now() - start));
+  }
+  io::Json out = io::Json::object();
+  out.set("model", run.model).set("threads", num_threads());
+  out.set("gflop", step.flops() * 1e-9).set("step_ms", milliseconds);
+  std::printf("%s\n", out.dump().c_str());
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
   bench::TrainRun run;
-  std::string steps, warmup, pause, losses, graph, kernels, bytes, weights;
+  std::string steps, warmup, pause, losses, graph, kernels, bytes, weights, products;
   const std::vector<bench::Flag> of_model{
       {"--model", &run.model, "NAME"},
       {"--device", &run.device, "cpu|cuda|meta:cuda"},
@@ -149,7 +169,8 @@ int main(int argc, char** argv) try {
       {"--data", &run.data_file, "FILE"},
       {"--losses", &losses, "FILE"},
       {"--kernels", &kernels, "FILE"},
-      {"--bytes", &bytes, "on|off"}};
+      {"--bytes", &bytes, "on|off"},
+      {"--products", &products, "on|off"}};
   std::vector<std::string> unset;
   for (const bench::Flag& flag : of_model) unset.push_back(*flag.value);
   bench::Report report(argc, argv, of_model);
@@ -166,10 +187,11 @@ int main(int argc, char** argv) try {
   run.graph = is_on("--graph", graph);
   run.fp8_weights = is_on("--fp8-weights", weights);
   run.kernels = is_on("--bytes", bytes) || !kernels.empty();
+  const bool only_products = is_on("--products", products);
   if (!run.model.empty()) {
     check(!report.has_file(),
           "--json: is for the table of all models; with --model the result is printed");
-    return run_one_model(run, losses, kernels);
+    return only_products ? run_products(run) : run_one_model(run, losses, kernels);
   }
 
   for (const Model& m : kModels) {

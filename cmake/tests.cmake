@@ -14,7 +14,7 @@ endfunction()
 set(weft_thread_tests
   allocator_threads comm_ops ddp expert_dispatch expert_fp8 expert_layouts expert_parallel
   expert_router expert_tensor fp8_linear fp8_overlap
-  grouped_linear joint_norm lanes layer_norm matmul overlap parallel parallelize process_group
+  grouped_linear joint_norm lanes layer_norm long_work matmul overlap parallel parallelize process_group
   process_group_errors random shared_leaf sharded_checkpoint sharded_optimizer sharded_state simd
   slow_save tape tensor_parallel vocab)
 add_custom_target(thread_tests)

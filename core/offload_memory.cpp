@@ -33,6 +33,11 @@ void copy_bytes(void* to, const void* from, std::int64_t bytes) {
   });
 }
 
+struct Release {
+  void operator()(Storage* block) const { block->release(); }
+};
+using Block = std::unique_ptr<Storage, Release>;
+
 Storage* new_block(std::int64_t bytes, Device device, Category category) {
   const CategoryScope scope(category);
   return allocate_storage(bytes, device, false);
@@ -213,14 +218,16 @@ void OffloadMemory::expect(Place* p, std::int64_t bytes, Category category) {
     return;
   }
   if (!device_.is_gpu() || p->expected) return;
-  p->expected = new_block(bytes, device_, category);
-  if (!copies_) return;
-  copies_->follow(copies_->in, *p);  // earlier kernels may still use the block
-  if constexpr (kWithCuda)
-    cuda::rt::copy(p->expected->data, p->data, bytes, cuda::rt::CopyKind::to_device,
-                   copies_->in.handle());
-  p->copied.record(copies_->in);
-  p->expected->used_on.add(copies_->in.id());
+  Block block(new_block(bytes, device_, category));
+  if (copies_) {
+    copies_->follow(copies_->in, *p);  // earlier kernels may still use the block
+    if constexpr (kWithCuda)
+      cuda::rt::copy(block->data, p->data, bytes, cuda::rt::CopyKind::to_device,
+                     copies_->in.handle());
+    p->copied.record(copies_->in);
+    block->used_on.add(copies_->in.id());
+  }
+  p->expected = block.release();
 }
 
 void OffloadMemory::load(Place* p, Storage& s, Category category) {

@@ -1,8 +1,6 @@
 #include "weft/distributed/checkpoint.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <memory>
 #include <new>
 #include <utility>
@@ -13,7 +11,7 @@
 #include "weft/core/error.h"
 #include "weft/core/storage.h"
 #include "weft/distributed/agree.h"
-#include "weft/distributed/operation.h"
+#include "weft/distributed/long_work.h"
 
 namespace weft::distributed {
 namespace {
@@ -28,6 +26,8 @@ std::string failure_of(F&& f) {
     f();
   } catch (const std::exception& e) {
     return e.what();
+  } catch (...) {
+    return "stopped by an exception that is no std::exception";
   }
   return "";
 }
@@ -71,29 +71,7 @@ bool all_are(World& world, bool own) {
   return std::all_of(all.begin(), all.end(), [](const auto& one) { return one[0] != 0; });
 }
 
-// Between the collectives in which ranks ask each other whether all have written. A pause is a
-// small part of the wait so far; rank 0 tells of a long one.
-class Pauses {
- public:
-  explicit Pauses(const World& world) : world_(world) {}
-  /// `rank`: the one that writes.
-  void next(int rank) {
-    const double waited = seconds(Clock::now() - begin_);
-    if (world_.rank() == 0 && waited > lines_ * world_.timeout_s()) {
-      log_line(message("save_checkpoint: ranks have waited {} s for rank {} to write",
-                       std::llround(waited), rank));
-      ++lines_;
-    }
-    std::this_thread::sleep_for(
-        std::chrono::duration<double>(std::clamp(waited / 16, 0.0005, 0.5)));
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  const World& world_;
-  const Clock::time_point begin_ = Clock::now();
-  int lines_ = 1;
-};
+Pauses pauses_of(const World& world) { return {world, "save_checkpoint", "write"}; }
 
 }  // namespace
 
@@ -101,7 +79,17 @@ CheckpointSave::CheckpointSave(World& world, const std::string& out_dir, Checkpo
                                const SaveOptions& options)
     : world_(world), out_dir_(out_dir), part_(std::move(part)), options_(options) {
   check(options.keep >= 0, "save_checkpoint: keep must be at least 0, got {}", options.keep);
-  on_rank_0(world, [&] { io::begin_checkpoint(out_dir, part_.step); });
+  std::exception_ptr failed;
+  take_time(world, "save_checkpoint", "make the folder", [&] {
+    try {
+      if (world.rank() == 0) io::begin_checkpoint(out_dir, part_.step);
+    } catch (...) {
+      failed = std::current_exception();
+    }
+  });
+  on_rank_0(world, [&] {
+    if (failed) std::rethrow_exception(failed);
+  });
   const bool copied = options.background && copy_to_host(part_);
   if (copied) {
     check_devices();
@@ -136,9 +124,9 @@ void CheckpointSave::abandon() {
   failure_of([&] { io::abandon_checkpoint(out_dir_, part_.step); });
 }
 
-void CheckpointSave::start(std::function<void()> work) {
+void CheckpointSave::start(const std::function<void()>& work) {
   busy_ = true;
-  thread_ = std::thread([this, work = std::move(work)] {
+  thread_ = rank_thread(world_.rank(), "save_checkpoint", "the files", [this, work] {
     work();
     busy_ = false;
   });
@@ -147,11 +135,14 @@ void CheckpointSave::start(std::function<void()> work) {
 // This thread reads the tensors; another one takes part in the collectives meanwhile.
 void CheckpointSave::write_at_once() {
   busy_ = true;
-  std::jthread waits;
-  if (world_.size() > 1) waits = std::jthread([this] { wait_for_writes(); });
+  std::thread waits;
+  if (world_.size() > 1)
+    waits = rank_thread(world_.rank(), "save_checkpoint", "the other ranks' questions",
+                        [this] { wait_for_writes(); });
   write();
   check_devices();
   busy_ = false;
+  if (waits.joinable()) waits.join();
 }
 
 // In many short collectives: a disk may take longer than one of them may, but a rank that is lost,
@@ -159,7 +150,7 @@ void CheckpointSave::write_at_once() {
 // advance().
 void CheckpointSave::wait_for_writes() {
   try {
-    for (Pauses pauses(world_); !all_have_written(); pauses.next(writes_)) continue;
+    for (Pauses pauses = pauses_of(world_); !all_have_written(); pauses.next(writes_)) continue;
   } catch (...) {
     lost_ = std::current_exception();
     stop_.request_stop();
@@ -259,7 +250,7 @@ bool CheckpointSave::advance() {
 
 void CheckpointSave::finish() {
   if (world_.size() == 1) join();
-  for (Pauses pauses(world_); !advance(); pauses.next(writes_)) continue;
+  for (Pauses pauses = pauses_of(world_); !advance(); pauses.next(writes_)) continue;
 }
 
 void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step,
@@ -292,7 +283,9 @@ std::optional<io::Checkpoint> find_checkpoint(World& world, const std::string& o
     std::array<std::int64_t, 1> own{kWell};
     std::string text;
     try {
-      found = io::verify_checkpoint(folder, manifest, world.rank(), world.size());
+      take_time(world, "find_checkpoint", "verify its files", [&] {
+        found = io::verify_checkpoint(folder, manifest, world.rank(), world.size());
+      });
     } catch (const Error& e) {
       const auto* const file = dynamic_cast<const io::FileError*>(&e);
       own = {file && !file->is_missing() ? kUnreadable : kFailed};

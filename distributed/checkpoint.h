@@ -44,8 +44,7 @@ struct SaveOptions {
 /// Threads only write files; that all ranks have written theirs is agreed in advance(), so that no
 /// collective runs beside those of training.
 ///
-/// A rank may write for longer than a collective may take: the others ask it again and again, and
-/// rank 0 logs a line each time as long as WorldOptions::timeout_s passes. A rank that is lost or
+/// A rank may write for longer than a collective may take, see take_time(). A rank that is lost or
 /// stopped meanwhile ends the job as in any collective.
 ///
 ///   CheckpointSave save(world, out, part, {.background = true});
@@ -80,7 +79,7 @@ class CheckpointSave {
   void commit();
   void abandon();
   [[noreturn]] void fail(const std::string& why);
-  void start(std::function<void()> work);
+  void start(const std::function<void()>& work);
   void join();
 
   World& world_;
@@ -109,8 +108,9 @@ void save_checkpoint(World& world, const std::string& out_dir, std::int64_t step
 /// The bytes of memory that the copies of a CheckpointSave take.
 std::int64_t bytes_of_copies(const SliceSources& slices);
 
-/// io::find_checkpoint() by rank 0; each rank verifies a share of the files. Throws the same Error
-/// on every rank where io::find_checkpoint() does.
+/// io::find_checkpoint() by rank 0; each rank verifies a share of the files, for which it may take
+/// longer than a collective may. Throws the same Error on every rank where io::find_checkpoint()
+/// does.
 std::optional<io::Checkpoint> find_checkpoint(World& world, const std::string& out_dir);
 
 }  // namespace weft::distributed

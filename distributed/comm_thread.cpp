@@ -1,9 +1,9 @@
 #include "weft/distributed/comm_thread.h"
 
-#include <system_error>
 #include <utility>
 
 #include "weft/core/error.h"
+#include "weft/distributed/long_work.h"
 
 namespace weft::distributed {
 namespace {
@@ -32,11 +32,7 @@ CommThread::CommThread(int rank, int ranks, const WorldOptions& options,
 }
 
 void CommThread::start() {
-  try {
-    thread_ = std::thread([this] { work(); });
-  } catch (const std::system_error&) {
-    check_system(false, "world: the system has no thread for the collectives of rank {}", rank_);
-  }
+  thread_ = rank_thread(rank_, "world", "the collectives", [this] { work(); });
 }
 
 CommThread::~CommThread() { stop(); }
@@ -81,7 +77,7 @@ void CommThread::give_back(Operation& op) {
     ++abandoned_;
 }
 
-// Runs on the rank's own thread, so that its allocator gets the blocks of the tensors back.
+// Runs on the calling thread, so that its allocator gets the blocks of the tensors back.
 void CommThread::recycle(Operation& op) {
   if (op.enqueued && !op.joined) op.channel->abandon(op);
   op.out = {};

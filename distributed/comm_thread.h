@@ -27,7 +27,8 @@ class CommThread {
   ~CommThread();
   CommThread(const CommThread&) = delete;
 
-  // Called by the rank's own thread.
+  // Called by one thread at a time: the rank's own, or one that asks other ranks while the rank's
+  // own reads or writes files (distributed/long_work.h).
   /// Returns an empty operation, reserved until give_back().
   Operation& take();
   /// Without `wake`, the operation may not start until it or a later one is waited for.
@@ -74,7 +75,7 @@ class CommThread {
   const std::function<void()> idle_;
   const std::shared_ptr<FlightRecorder> recorder_;
 
-  // Used by the rank's own thread only.
+  // Used by the calling thread only.
   std::vector<std::unique_ptr<Operation>> operations_;
   Operation* free_ = nullptr;
   int abandoned_ = 0;  // given back before they were done
@@ -85,11 +86,11 @@ class CommThread {
   std::condition_variable wake_, finished_;
   Operation *first_ = nullptr, *last_ = nullptr;  // the queue
   bool running_ = false;                          // a collective is running
-  bool waiting_ = false;                          // the rank's own thread sleeps
+  bool waiting_ = false;                          // the calling thread sleeps
   bool stopping_ = false;
   std::string failure_;  // of the first collective that failed; no later one is started
   CommStats stats_[kLanes];
-  std::thread thread_;  // started and joined by the rank's own thread
+  std::thread thread_;  // started and joined by the calling thread
 };
 
 }  // namespace weft::distributed

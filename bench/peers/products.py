@@ -5,9 +5,8 @@ usage: bench/peers/products.py [--models NAME,...] [--rounds N] [--threads N] [-
 
 Needs PyTorch and gcc; MKL uses its kernels for Intel's processors on others too, as run.py's tuned PyTorch. For
 each model `bench_ops --products` runs first, then PyTorch multiplies the same shapes in the same layouts, by turns
-for N rounds; the best run of each counts. --cap avx2 restricts all three libraries to AVX2. A second table has what is
-attainable in a step: all products one after another as a step has them, with the fastest library, and everything
-else at the floor (bench/floor.h) of the fastest round.
+for N rounds; the best run of each counts. --cap avx2 restricts all three libraries to AVX2. What is attainable in a step
+with the fastest of them, run.py --turns tells.
 """
 import argparse
 import os
@@ -54,36 +53,20 @@ def rows_of(program, *args):
         return {row["name"]: row["value"] for row in read_rows(path)}
 
 
-def mkl_rate_in_order(torch, weights):
-    """All products of a step in the order of one, each layer with tensors of its own, as bench/product_sequence.h has
-    them. `weights`: rows, outputs, inputs and layers of each weight, the head last."""
-    *layered, head = weights
-    once = [(rows, n, k) for _ in range(layered[0][3]) for rows, n, k, _ in layered] + [head[:3]]
-    state = [(torch.full((rows, k), 0.5), torch.full((n, k), 0.25), torch.empty(rows, n), torch.empty(n, k))
-             for rows, n, k in once]
-    inner = {k for _, _, k in once}  # only these widths can be those of dx and dy at once
-    gradients = {columns: [torch.full((rows, columns), 0.125) for _ in range(2 if columns in inner else 1)]
-                 for rows, n, k in once for columns in (n, k)}
+def mkl_rate_in_order(model):
+    from product_sequence import ProductSequence, gpt
+    step = ProductSequence(gpt.MODELS[model])
     best, begin, turn = float("inf"), time.perf_counter(), 0
     while turn < 3 or (turn < 20 and time.perf_counter() - begin < 2):
-        start = time.perf_counter()
-        for x, w, y, _ in state:
-            torch.mm(x, w.t(), out=y)
-        dx = gradients[state[-1][2].shape[1]][0]
-        for x, w, y, dw in reversed(state):
-            dy = dx if dx.shape[1] == y.shape[1] else gradients[y.shape[1]][0]
-            dx = next(g for g in gradients[x.shape[1]] if g is not dy)
-            torch.mm(dy.t(), x, out=dw)
-            torch.mm(dy, w, out=dx)
+        seconds = step.timed()
         if turn > 0:
-            best = min(best, time.perf_counter() - start)
+            best = min(best, seconds)
         turn += 1
-    return 6e-9 * sum(rows * n * k for rows, n, k in once) / best
+    return step.gflop / best
 
 
 def products_of(model, torch, options):
-    """Prints a row for each product and two for all of a step: as the sum of these, and in the order of a step. Returns
-    the GFLOP/s in that order by library, and the GFLOP of a step."""
+    """Prints a row for each product and two for all of a step: as the sum of these, and in the order of a step."""
     found, in_order = {}, dict.fromkeys(LIBRARIES, 0)
     for _ in range(options.rounds):
         rows = rows_of(options.build / "bin/bench_ops", "--products", model, "--threads", options.threads)
@@ -96,8 +79,7 @@ def products_of(model, torch, options):
                 in_order[library] = max(in_order[library], value)
         for (_, kind, *shape), rate in found.items():
             rate["mkl"] = max(rate.get("mkl", 0), mkl_rate(torch, kind, *map(int, shape)))
-        weights = [(*map(int, shape), int(rate["count"])) for (_, kind, *shape), rate in found.items() if kind == "forward"]
-        in_order["mkl"] = max(in_order["mkl"], mkl_rate_in_order(torch, weights))
+        in_order["mkl"] = max(in_order["mkl"], mkl_rate_in_order(model))
     taken, work = dict.fromkeys(LIBRARIES, 0), 0
     for (name, _, *shape), rate in found.items():
         m, n, k = map(int, shape)
@@ -110,7 +92,6 @@ def products_of(model, torch, options):
     print(f"| {model}: all of a step | " + " | ".join(f"{work / taken[library]:.1f}" for library in LIBRARIES) + " | |")
     print(f"| {model}: in the order of a step | " + " | ".join(f"{in_order[library]:.1f}" for library in LIBRARIES) + " | |",
           flush=True)
-    return in_order, work
 
 
 def add_options(parser):
@@ -140,17 +121,8 @@ def main():
     torch.set_num_threads(options.threads)
     print("| Product (GFLOP/s) | Weft | oneDNN | MKL | Weft, share of the peak |")
     print("| --- | --- | --- | --- | --- |")
-    steps = {model: products_of(model, torch, options) for model in options.models.split(",")}
-    runs = [rows_of(options.build / "bin/bench_roof", "--threads", options.threads, "--shapes", "no")
-            for _ in range(options.rounds)]
-    print("\n| Step, ms | floor | with all products in order by the fastest library, all else at the floor | of the floor |")
-    print("| --- | --- | --- | --- |")
-    for model, (in_order, work) in steps.items():
-        machine = min(runs, key=lambda run: run[f"{model}: floor"])
-        floor = machine[f"{model}: floor"]
-        at_the_floor = work * machine[f"{model}: floor, products"] / machine[f"{model}: products"]
-        attainable = floor - at_the_floor + 1e3 * work / max(in_order.values())
-        print(f"| {model} | {floor:.1f} | {attainable:.1f} | {attainable / floor:.3f} |")
+    for model in options.models.split(","):
+        products_of(model, torch, options)
 
 
 if __name__ == "__main__":

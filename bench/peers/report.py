@@ -77,7 +77,7 @@ class Ratio:
     def __init__(self, above, below, turns):
         pairs = zip(above, below) if turns else [(statistics.median(above), statistics.median(below))]
         each = sorted(a / b for a, b in pairs)
-        self.value = statistics.median(each)
+        self.value, self.lowest, self.highest = statistics.median(each), each[0], each[-1]
         self.range = f", {each[0]:.2f} to {each[-1]:.2f} in {len(each)} turns" if turns else ""
 
 
@@ -90,7 +90,7 @@ def all_steps(found, name):
 def one_model(name, found, goals, settings_rows):
     """The row of a model in the first table."""
     rounds, turns = all_steps(found, name), "turns" in found
-    steps = {s: ms for s, ms in found["turns"].items() if s != "latency"} if turns else rounds  # of what is compared
+    steps = {**found["turns"]["steps"], "floor": found["turns"]["floor"]} if turns else rounds  # of what is compared
     tokens = found["runs"]["weft"][0]["step_tokens"]
     weft, floor = (statistics.median(steps[s]) for s in ("weft", "floor"))
     over = Ratio(steps["weft"], steps["floor"], turns)
@@ -140,8 +140,12 @@ def model_tables(found, goals):
         seen = [f[name] for f in roofs]
         rows.append([name, *(f"{v:.{int(v < 10)}f}" for v in (min(seen), statistics.median(seen), max(seen)))])
     heads = ["Roof", "lowest", "median", "highest"]
-    lines += turn_table(found["models"])
+    lines += turn_table(found["models"]) + roof_table(found["models"])
     return lines + ["The machine over the run (GFLOP/s, GB/s, MiB, instructions, ns):", "", *table(heads, rows)]
+
+
+def best_peer(turns):
+    return min((s for s in turns["steps"] if s != "weft"), key=lambda s: statistics.median(turns["steps"][s]))
 
 
 def turn_table(models):
@@ -151,14 +155,34 @@ def turn_table(models):
         turns = found.get("turns", {})
         if "latency" not in turns:
             continue
-        peers = [s for s in turns if s not in ("weft", "floor", "latency")]
-        best = min(peers, key=lambda s: statistics.median(turns[s]))
-        for turn, (weft, floor, peer, ns) in enumerate(zip(*(turns[s] for s in ("weft", "floor", best, "latency")))):
+        columns = turns["steps"]["weft"], turns["floor"], turns["steps"][best_peer(turns)], turns["latency"]
+        for turn, (weft, floor, peer, ns) in enumerate(zip(*columns)):
             rows.append([name, turn + 1, f"{ns:.0f}", f"{weft:.1f}", f"{floor:.1f}", f"{peer:.1f}", f"{weft / floor:.3f}",
                          f"{peer / weft:.2f}"])
     heads = ["Model", "turn", "core to core, ns", "Weft, ms", "floor, ms", "best PyTorch, ms", "step / floor",
              "speed / PyTorch"]
     return ["Every turn, with the core-to-core latency right after Weft's steps:", "", *table(heads, rows)] if rows else []
+
+
+def roof_table(models):
+    """What a step can attain in the same turns: its products with weights by the fastest engine, the rest at the floor."""
+    rows = []
+    for name, found in models.items():
+        if "turns" not in found:
+            continue
+        turns = found["turns"]
+        engines = turns["products"]
+        weft, peer = turns["steps"]["weft"], turns["steps"][best_peer(turns)]
+        ratios = [(engines["oneDNN"], engines["Weft"]), (engines["MKL"], engines["Weft"]), (turns["attainable"], turns["floor"]),
+                  (peer, turns["attainable"]), (weft, turns["attainable"])]
+        cells = [Ratio(above, below, True) for above, below in ratios]
+        rows.append([name, f"{statistics.median(turns['attainable']):.1f}",
+                     *(f"{r.value:.2f} ({r.lowest:.2f} to {r.highest:.2f})" for r in cells)])
+    heads = ["Model", "attainable, ms", "products: Weft's speed / oneDNN's", "/ MKL's", "attainable / floor",
+             "attainable speed / PyTorch", "step / attainable"]
+    about = ("Attainable in the same turns: products with weights alone, in the order of a step, by the fastest of three "
+             "libraries, everything else at the floor. Medians (lowest to highest).")
+    return [about, "", *table(heads, rows)] if rows else []
 
 
 def bf16_table(found):

@@ -14,6 +14,8 @@ first round tries all settings, later ones the best two. Takes about 25 minutes,
 On a machine whose speed changes from minute to minute, --turns N adds N turns to the rounds: Weft and the best two
 settings are warmed up and stopped, and in each turn every one of them takes a few steps. The ratio is then the
 median of the turns' ratios, with the lowest and the highest beside it. All of them stay in memory meanwhile.
+The products of a step alone, in its order, take the same turns: by the in-tree product, oneDNN and MKL. With the
+fastest of them and everything else at the floor (bench/floor.h), a step would take the time that is called attainable.
 """
 import argparse
 import json
@@ -65,21 +67,28 @@ class Runner:
             raise RuntimeError(f"{shlex.join(command)}: {done.stderr.strip()[-300:]}")
         return done.stdout
 
-    def command(self, setting, model, threads, steps, warmup, *more):
+    def program(self, setting):
         """The program of a setting of PyTorch, of Weft if it is None, and its environment."""
-        arguments, env = setting or ([], {})
-        program = [self.python, PEERS / "gpt.py"] if setting else [self.bin / "bench_step"]
-        return [*program, "--model", model, "--threads", threads, "--steps", steps, "--warmup", warmup, *arguments,
-                *more], env
+        if setting is None:
+            return [self.bin / "bench_step"], {}
+        arguments, env = setting
+        return [self.python, PEERS / "gpt.py", *arguments], env
 
-    def steps(self, setting, *run):
-        command, env = self.command(setting, *run)
-        return json.loads(self.measured(command, **env).splitlines()[-1])
+    def product_programs(self, settings):
+        """The programs of the products of a step, by engine."""
+        weft = [self.bin / "bench_step", "--products", "on"]
+        return {"Weft": (weft, {"WEFT_GEMM": "weft"}), "oneDNN": (weft, {"WEFT_GEMM": "onednn"}),
+                "MKL": ([self.python, PEERS / "product_sequence.py"], settings["eager, tuned"][1])}
 
-    def stopped(self, setting, model, steps, warmup, count, *more):
+    def steps(self, setting, model, threads, steps, warmup, *more):
+        program, env = self.program(setting)
+        run = ["--model", model, "--threads", threads, "--steps", steps, "--warmup", warmup]
+        return json.loads(self.measured([*program, *run, *more], **env).splitlines()[-1])
+
+    def stopped(self, program, env, model, steps, warmup, count):
         """A program that has taken its warm-up and takes `count` times `steps` steps."""
-        command, env = self.command(setting, model, 2, steps * count, warmup, "--pause", steps, *more)
-        return turns.Program([*self.wrap, *command], env, steps)
+        run = ["--model", model, "--threads", 2, "--steps", steps * count, "--warmup", warmup, "--pause", steps]
+        return turns.Program([*self.wrap, *program, *run], env, steps)
 
     def rows(self, program, *arguments):
         """The rows of a benchmark as {name: value}."""
@@ -127,29 +136,43 @@ def measure_model(runner, name, rounds, settings, dtype="f32", count=0):
             note(f"{name}, {dtype}: PyTorch {setting}: {run['tokens_per_s']:.0f} tokens/s")
     out = {"runs": runs, "floors": floors}
     if count:
-        out["turns"] = measure_turns(runner, name, count, {s: settings[s] for s in best_two(runs)}, typed)
+        sides = {"weft": None, **{s: settings[s] for s in best_two(runs)}}
+        out["turns"] = measure_turns(runner, name, count, {s: runner.program(sides[s]) for s in sides},
+                                     runner.product_programs(settings))
     return out
 
 
-def measure_turns(runner, name, count, settings, typed):
-    """Milliseconds of a step of Weft, of PyTorch's settings and of the floor, in each turn, and the core-to-core latency
-    in ns right after Weft's steps."""
-    _, steps, warmup = MODELS[name]
-    floors, latencies = [], []
+def attainable(name, roofs, gflop, products):
+    """Milliseconds of a step at the floor, but for its products with weights (`gflop`), which take `products` ms.
+    `roofs`: the rows of bench_roof."""
+    at_the_floor = gflop * roofs[f"{name}: floor, products"] / roofs[f"{name}: products"]
+    return roofs[f"{name}: floor"] - at_the_floor + products
 
-    def after(program):
-        if program == "weft":
+
+def measure_turns(runner, name, count, sides, engines):
+    """Of each turn: milliseconds of a step of each of `sides` ("steps"), of its products by each of `engines`
+    ("products"), of the floor and of what is attainable, and the core-to-core latency in ns right after Weft's steps."""
+    _, steps, warmup = MODELS[name]
+    roofs, latencies = [], []
+
+    def after(side):
+        if side == ("steps", "weft"):
             rows = runner.rows("bench_latency")  # none on one processor
             latencies.extend(ns for name, ns in rows.items() if name.endswith("farthest"))
 
-    def floor():
-        floors.append(runner.rows("bench_roof", "--threads", 2, "--shapes", "no")[f"{name}: floor"])
+    def each_turn():
+        roofs.append(runner.rows("bench_roof", "--threads", 2, "--shapes", "no"))
 
-    sides = {"weft": None, **settings}
-    started = ((side, runner.stopped(setting, name, steps, warmup, count, *typed)) for side, setting in sides.items())
-    found = {side: run["step_ms"] for side, run in turns.take_turns(started, count, after, floor).items()}
+    programs = {("steps", s): sides[s] for s in sides} | {("products", e): engines[e] for e in engines}
+    started = ((key, runner.stopped(*program, name, steps, warmup, count)) for key, program in programs.items())
+    found = turns.take_turns(started, count, after, each_turn)
     note(f"{name}: {count} turns: done")
-    return {**found, "floor": floors, **({"latency": latencies} if latencies else {})}
+    out = {"steps": {}, "products": {}, "floor": [rows[f"{name}: floor"] for rows in roofs]}
+    for (kind, side), run in found.items():
+        out[kind][side] = run["step_ms"]
+    gflop = found["products", "Weft"]["gflop"]
+    out["attainable"] = [attainable(name, rows, gflop, min(each)) for rows, *each in zip(roofs, *out["products"].values())]
+    return {**out, **({"latency": latencies} if latencies else {})}
 
 
 def measure_scaling(runner, rounds):

@@ -46,6 +46,14 @@ BlockBytes block_bytes() {
 // takes more than it gains. AMD's processors were not measured.
 bool strips_pay(std::int64_t panels) { return !is_amd() && panels >= 6; }
 
+// Whether all rows of a lie in strips in L2, so that a panel of b can stay in L1 until all of them
+// have met it. Strips pay where many panels meet them.
+bool keeps_one_panel(std::int64_t m, std::int64_t n, const PackedTile& tile) {
+  constexpr std::int64_t kTiles = 24, kPanels = 12;
+  return tile.packs_rows && strips_pay(kPanels) && !tile.trans_a && !tile.trans_b &&
+         m <= kTiles * tile.rows && n >= kPanels * tile.columns;
+}
+
 struct Free {
   void operator()(void* p) const { std::free(p); }
 };
@@ -67,13 +75,25 @@ void* packing_buffer(std::size_t bytes) {
 
 PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, const PackedTile& tile) {
   const auto size = static_cast<std::int64_t>(tile.element);
+  if (keeps_one_panel(m, n, tile)) {
+    // A panel that many tiles meet leaves L1 room for their strips; for few, sums are longer.
+    const std::int64_t inner = m > 16 * tile.rows ? 1024 : 1536;
+    return {.rows = ceil_div(m, tile.rows) * tile.rows,
+            .columns = ceil_div(n, tile.columns) * tile.columns,
+            .inner = even_block(k, inner / size, 4),
+            .strips = true,
+            .one_panel = true};
+  }
   // All panels of b's block meet a tile's rows of a. With a transpose a block of a stays in L2, a
   // panel in L1, and b's block comes from L3: its panels pass once for each.
   const BlockBytes most = tile.trans_a ? BlockBytes{1536, std::int64_t{2} << 20} : block_bytes();
   const std::int64_t inner = even_block(k, most.inner / size, 4);
   const std::int64_t columns = even_block(n, most.b / size / inner, tile.columns);
   const bool strips = tile.trans_a || (tile.packs_rows && strips_pay(columns / tile.columns));
-  return {even_block(m, (tile.trans_a ? 16 : 8) * tile.rows, tile.rows), columns, inner, strips};
+  return {.rows = even_block(m, (tile.trans_a ? 16 : 8) * tile.rows, tile.rows),
+          .columns = columns,
+          .inner = inner,
+          .strips = strips};
 }
 
 std::int64_t l1_ways() {
@@ -101,8 +121,10 @@ PackedBlocks few_rows_blocks(std::int64_t m, std::int64_t k, const PanelKernels<
   // The rows of b^T for a tile stay in L2 while all panels pass.
   constexpr std::int64_t kInner = 768;
   const std::int64_t panels = ceil_div(m, kernels.columns);
-  return {16 * kernels.rows, panels * kernels.columns, even_block(k, kInner, 4),
-          kernels.packs_rows && strips_pay(panels)};
+  return {.rows = 16 * kernels.rows,
+          .columns = panels * kernels.columns,
+          .inner = even_block(k, kInner, 4),
+          .strips = kernels.packs_rows && strips_pay(panels)};
 }
 
 std::size_t few_rows_bytes(std::int64_t m, std::int64_t k, const PackedBlocks& block,

@@ -20,14 +20,15 @@ void* packing_buffer(std::size_t bytes);
 /// a, inner lengths and columns of a block of b.
 struct PackedBlocks {
   std::int64_t rows, columns, inner;
-  bool strips;  ///< a is packed too
+  bool strips;             ///< a is packed too
+  bool one_panel = false;  ///< of b at a time: all rows of a are one block
 };
 /// What the cut depends on besides the size of a product: that of tiles, panels and elements,
-/// whether a is transposed, and PanelKernels::packs_rows.
+/// which operands are transposed, and PanelKernels::packs_rows.
 struct PackedTile {
   std::int64_t rows, columns;
   std::size_t element;
-  bool trans_a, packs_rows;
+  bool trans_a, trans_b, packs_rows;
 };
 PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, const PackedTile& tile);
 
@@ -45,13 +46,19 @@ bool goes_past_caches(const Product<T>& p, const PackedBlocks& block) {
          reinterpret_cast<std::uintptr_t>(p.c) % kLine == 0;
 }
 
+/// The elements of the panels of a block.
+template <class T>
+std::int64_t panels_size(const PackedBlocks& block) {
+  return (block.one_panel ? simd().panels<T>().columns : block.columns) * block.inner;
+}
+
 /// packed_product() in the given blocks. `buffer`: packed_bytes() bytes at a multiple of 64.
 template <class T, class After>
 void packed_in_blocks(const Product<T>& p, const T* bias, const After& after,
                       const PackedBlocks& block, void* buffer) {
   const PanelKernels<T>& kernels = simd().panels<T>();
   T* const panels = static_cast<T*>(buffer);
-  T* const strips = panels + block.columns * block.inner;
+  T* const strips = panels + panels_size<T>(block);
   const bool past_caches = goes_past_caches(p, block);
   for (std::int64_t j = 0; j < p.n; j += block.columns) {
     const std::int64_t n = std::min(block.columns, p.n - j);
@@ -69,6 +76,7 @@ void packed_in_blocks(const Product<T>& p, const T* bias, const After& after,
                          .b = p.trans_b || i > 0 ? nullptr : p.b + l * p.ldb + j,
                          .ldb = p.ldb,
                          .panels = panels,
+                         .one_panel = block.one_panel,
                          .c = c,
                          .ldc = p.ldc,
                          .m = m,
@@ -91,7 +99,7 @@ template <class T>
 std::size_t packed_bytes(const PackedBlocks& block) {
   const std::int64_t more =
       block.strips ? simd().panels<T>().strips_size(block.rows, block.inner) : std::int64_t{0};
-  return static_cast<std::size_t>(block.columns * block.inner + more) * sizeof(T);
+  return static_cast<std::size_t>(panels_size<T>(block) + more) * sizeof(T);
 }
 
 /// Whether a (m, k) b (n, k)^T, with panels of `panel_columns` columns, has so few rows that
@@ -118,6 +126,19 @@ std::size_t few_rows_bytes(std::int64_t m, std::int64_t k, const PackedBlocks& b
 /// The kernels of product_of_few_rows(): so few rows fill the panels of AVX2, and half of a panel
 /// of AVX-512. The bits are the same.
 const PanelKernels<float>& few_rows_kernels(std::int64_t m);
+
+/// Writes the transpose of x (n, m) into c. c is far: a group of its rows is fetched while the one
+/// before is written.
+inline void write_transposed(const float* x, std::int64_t n, std::int64_t m, float* c,
+                             std::int64_t ldc) {
+  constexpr std::int64_t kGroup = 16, kLine = 16;
+  for (std::int64_t i = 0; i < m; i += kGroup) {
+    for (std::int64_t row = i + kGroup; row < std::min(i + 2 * kGroup, m); ++row)
+      for (std::int64_t j = 0; j < n + kLine; j += kLine)
+        __builtin_prefetch(c + row * ldc + std::min(j, n - 1), 1);
+    simd().attention.transpose(x + i, m, n, std::min(kGroup, m - i), 1, c + i * ldc, ldc);
+  }
+}
 
 /// packed_product() of few rows as the transpose of b^T a^T: packs the few rows of a, and tiles
 /// read those of b^T as they are. Blocks of c's transpose stay in the cache until they are
@@ -150,7 +171,7 @@ void product_of_few_rows(const PanelKernels<float>& kernels, const Product<float
                        .start_row = adds ? p.m : 0,
                        .l1_ways = l1_ways()});
     }
-    simd().attention.transpose(sums, p.m, n, p.m, 1, p.c + j, p.ldc);
+    write_transposed(sums, n, p.m, p.c + j, p.ldc);
     after(std::int64_t{0}, p.m, j, n);
   }
 }
@@ -171,14 +192,17 @@ void packed_product(const Product<T>& p, const T* bias, const After& after) {
         return product_of_few_rows(narrow, p, bias, after, few, buffer);
     }
   const PackedBlocks best = packed_blocks(
-      p.m, p.n, p.k, {kernels.rows, kernels.columns, sizeof(T), p.trans_a, kernels.packs_rows});
+      p.m, p.n, p.k,
+      {kernels.rows, kernels.columns, sizeof(T), p.trans_a, p.trans_b, kernels.packs_rows});
   if (void* buffer = packing_buffer(packed_bytes<T>(best)))
     return packed_in_blocks(p, bias, after, best, buffer);
   // No memory is left: a tile's rows and a panel, as long as the stack's buffer allows.
   constexpr std::int64_t kBytes = 16 << 10, kElements = kBytes / std::int64_t{sizeof(T)};
   alignas(64) std::byte buffer[kBytes];
-  const PackedBlocks small{kernels.rows, kernels.columns,
-                           kElements / (kernels.rows + kernels.columns) / 4 * 4, p.trans_a};
+  const PackedBlocks small{.rows = kernels.rows,
+                           .columns = kernels.columns,
+                           .inner = kElements / (kernels.rows + kernels.columns) / 4 * 4,
+                           .strips = p.trans_a};
   packed_in_blocks(p, bias, after, small, buffer);
 }
 

@@ -197,6 +197,7 @@ struct PanelProduct {
   const T* b = nullptr;  ///< rows ldb apart, which the product packs; null: the panels are packed
   std::int64_t ldb = 0;
   T* panels;
+  bool one_panel = false;  ///< panels of b are packed into the place of the first
   T* c;
   std::int64_t ldc, m, n, k;
   const T* start = nullptr;

@@ -272,12 +272,36 @@ def reports_every_turn(_):
     sys.path.insert(0, str(ROOT / "bench" / "peers"))
     import report
 
-    turns = {"weft": [10, 20], "eager": [30, 40], "compiled": [15, 50], "floor": [8, 10], "latency": [50, 250]}
-    table = report.turn_table({"tiny": {"turns": turns}, "small": {}})
+    turns = {"steps": {"weft": [10, 20], "eager": [30, 40], "compiled": [15, 50]}, "floor": [8, 10], "latency": [50, 250],
+             "products": {"Weft": [6, 8], "oneDNN": [6, 16], "MKL": [9, 16]}, "attainable": [8, 16]}
+    models = {"tiny": {"turns": turns}, "small": {}}
+    table = report.turn_table(models)
     assert table[-3:-1] == ["| tiny | 1 | 50 | 10.0 | 8.0 | 15.0 | 1.250 | 1.50 |",
                             "| tiny | 2 | 250 | 20.0 | 10.0 | 50.0 | 2.000 | 2.50 |"], table
+    roofs = ["1.50 (1.00 to 2.00)", "1.75 (1.50 to 2.00)", "1.30 (1.00 to 1.60)", "2.50 (1.88 to 3.12)", "1.25 (1.25 to 1.25)"]
+    assert report.roof_table(models)[-2] == f"| tiny | 12.0 | {' | '.join(roofs)} |", report.roof_table(models)
     del turns["latency"]
-    assert report.turn_table({"tiny": {"turns": turns}}) == []
+    assert report.turn_table(models) == [] and report.roof_table({"small": {}}) == []
+
+
+def what_a_step_can_attain(_):
+    """The products of a step take turns too, and what they take replaces their part of the floor."""
+    sys.path.insert(0, str(ROOT / "bench" / "peers"))
+    import run
+
+    roofs = {"tiny: floor": 50, "tiny: floor, products": 40, "tiny: products": 80}
+    assert run.attainable("tiny", roofs, 60, 33) == 50 - 30 + 33  # of 80 GFLOP attention has 20
+    options = argparse.Namespace(build=BIN.parent, python=sys.executable, wrap="", quick=True)
+    runner = run.Runner(options, "unused")
+    programs = runner.product_programs({"eager, tuned": ([], {"NAME": "value"})})
+    assert [env for _, env in programs.values()] == [{"WEFT_GEMM": "weft"}, {"WEFT_GEMM": "onednn"}, {"NAME": "value"}]
+    for engine in ("Weft", "oneDNN"):
+        command, env = programs[engine]
+        done = subprocess.run([*command, "--model", "smoke", "--warmup", "1", "--steps", "2"], capture_output=True, text=True,
+                              timeout=60, env={**os.environ, **env})
+        found = json.loads(done.stdout.splitlines()[-1])
+        # One layer of 32 and 61 classes, 32 tokens: forward and two gradients.
+        assert len(found["step_ms"]) == 2 and abs(found["gflop"] - 6e-9 * 32 * (12 * 32 * 32 + 61 * 32)) < 1e-12, found
 
 
 def wrong_uses(folder):

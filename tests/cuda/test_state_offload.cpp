@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "weft/core/allocator.h"
+#include "weft/core/cuda_graph.h"
 #include "weft/optim/adamw.h"
 #include "weft/optim/state_memory.h"
 #include "weft/tests/cuda/gpu.h"
@@ -134,6 +135,19 @@ TEST_CASE("gpu state offload: an error between groups leaves every state as it i
   for (Training* t : {&plain, &away}) t->step(2);
   same();
   CHECK(away.live() == 0);  // and all are outside again
+}
+
+TEST_CASE("gpu state offload: a capture is refused, and the states stay") {
+  Training plain(DType::bf16, {}, kGpu, false), away(DType::bf16, {}, kGpu, true);
+  for (Training* t : {&plain, &away}) t->step(1);
+  {
+    cuda::Graph graph;
+    CHECK(test::error_of([&] { graph.capture([&] { away.adam->step(); }); }) ==
+          "graph: an event cannot be recorded inside a capture; record it after replay()");
+  }
+  for (Training* t : {&plain, &away}) t->step(2);
+  const StateDict want = plain.adam->state_dict(), got = away.adam->state_dict();
+  for (const auto& [name, t] : want) CHECK(different_bits(got.at(name), t) == "");
 }
 
 TEST_CASE("gpu state offload: three groups are on the GPU at once") {

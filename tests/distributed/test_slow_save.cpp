@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <functional>
-#include <mutex>
 #include <new>
 #include <string>
 #include <thread>
@@ -12,6 +11,7 @@
 #include "weft/core/error.h"
 #include "weft/distributed/checkpoint.h"
 #include "weft/io/file.h"
+#include "weft/tests/log_lines.h"
 #include "weft/tests/ranks.h"
 #include "weft/tests/support.h"
 #include "weft/tests/temp_folder.h"
@@ -20,22 +20,9 @@ namespace weft::distributed::slow_save_test {
 namespace {
 
 using test::error_of;
+using test::LogLines;
 
 constexpr double kTimeout = 1.5, kSlow = 4;
-
-std::mutex mutex;
-std::vector<std::string> lines;
-
-struct Logged {
-  Logged() {
-    lines.clear();
-    set_log_handler([](std::string_view s) {
-      const std::lock_guard lock(mutex);
-      lines.emplace_back(s);
-    });
-  }
-  ~Logged() { set_log_handler(nullptr); }
-};
 
 void sleep() { std::this_thread::sleep_for(std::chrono::duration<double>(kSlow)); }
 
@@ -84,11 +71,11 @@ const std::vector<std::string> kWell(3, "no error");
 
 TEST_CASE("slow save: the others wait for a slow disk as long as it takes") {
   const test::TempFolder out;
-  const Logged logged;
+  const LogLines logged;
   for (const int slow : {0, 1}) {
-    lines.clear();
     CHECK(save(out.path(), 1 + slow, slow, false, [](World&, int) { sleep(); }) == kWell);
     CHECK(io::find_checkpoint(out.path())->step == 1 + slow);
+    const std::vector<std::string> lines = logged.taken();
     REQUIRE(lines.size() >= 2);  // each time that a collective would have ended the job
     CHECK(lines[0].find("save_checkpoint: ranks have waited ") == 0);
     CHECK(lines[0].find(message(" s for rank {} to write", slow)) != std::string::npos);
@@ -137,7 +124,7 @@ TEST_CASE("slow save: a rank lost when a background save begins ends the job wit
 
 TEST_CASE("slow save: in the background, for the rank that has no memory for copies") {
   const test::TempFolder out;
-  const Logged logged;
+  const LogLines logged;
   const auto read = [](World&, int reads) {
     if (reads == 1) throw std::bad_alloc();
     sleep();
@@ -150,7 +137,7 @@ TEST_CASE("slow save: in the background, for the rank that has no memory for cop
 
 TEST_CASE("slow save: in the background, at the end") {
   const test::TempFolder out;
-  const Logged logged;
+  const LogLines logged;
   io::testing::slow_writes(2000);
   CHECK(save(out.path(), 1, 1, true, [](World&, int) {}) == kWell);
   io::testing::slow_writes(0);
@@ -159,7 +146,7 @@ TEST_CASE("slow save: in the background, at the end") {
 
 TEST_CASE("slow save: an error of the slow rank comes to all") {
   const test::TempFolder out;
-  const Logged logged;
+  const LogLines logged;
   const auto read = [](World&, int) {
     sleep();
     throw Error("gone", Fault::system);

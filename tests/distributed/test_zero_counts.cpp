@@ -30,7 +30,8 @@ struct More : nn::Module {
 struct Partly : nn::Module {
   nn::Gpt gpt;
   More more;
-  Partly()
+  /// Few tokens choose one of many experts: some experts get none, and gradients of 0.
+  explicit Partly(std::int64_t experts)
       : gpt({.arch = nn::Arch::llama,
              .layers = 2,
              .heads = 4,
@@ -38,7 +39,10 @@ struct Partly : nn::Module {
              .ffn = 24,
              .seq = kTokens,
              .vocab = kVocab,
-             .tie = false}) {
+             .tie = false,
+             .moe = {.experts = experts,
+                     .router = {.route = {.topk = 1, .pre_softmax = true}},
+                     .ffn = 6}}) {
     nn::init(*this, 7);
     to(DType::f64);
   }
@@ -53,6 +57,7 @@ struct Layouts {
   int ranks;
   Degrees degrees = {};
   bool sequence = false;
+  std::int64_t experts = 0;
 };
 
 enum class Held : std::uint8_t { whole, zero, fsdp };
@@ -60,7 +65,7 @@ enum class Held : std::uint8_t { whole, zero, fsdp };
 // By step: the first uses `sometimes`, and from the second on a norm is frozen.
 std::vector<double> counts(World& w, const Layouts& at, Held held) {
   DeviceMesh mesh(w, at.degrees);
-  Partly model;
+  Partly model(at.experts);
   Layout layout;
   const nn::GptConfig& config = model.gpt.config;
   for (auto& [name, l] : parallelize(model.gpt, mesh, gpt_plan(config, {.sequence = at.sequence})))
@@ -100,22 +105,43 @@ std::vector<double> counts(World& w, const Layouts& at, Held held) {
 }  // namespace
 
 TEST_CASE("zero counts: parameters without a gradient add none, in every layout") {
-  std::vector<double> want;
-  run_ranks(1, [&](World& w) { want = counts(w, {1}, Held::whole); });
-  REQUIRE(want.size() == 3);
-  CHECK(want[1] >= (kVocab - kUsed) * kDim);
-  CHECK(want[0] == want[1] + kSpare);
-  CHECK(want[2] == want[1]);
-  for (const Layouts& at : {Layouts{2}, {2, {.tp = 2}}, {4}, {4, {.tp = 2}}, {4, {.tp = 2}, true}})
-    test::distributed_test(at.ranks, [&](World& w) {
-      CAPTURE(at.ranks);
-      CAPTURE(at.degrees.tp);
-      CAPTURE(at.sequence);
-      for (const Held held : {Held::whole, Held::zero, Held::fsdp}) {
-        CAPTURE(static_cast<int>(held));
-        CHECK(counts(w, at, held) == want);
-      }
-    });
+  constexpr std::int64_t kExperts = 32;
+  for (const std::int64_t experts : {std::int64_t{0}, kExperts}) {
+    std::vector<double> want;
+    run_ranks(1,
+              [&](World& w) { want = counts(w, {.ranks = 1, .experts = experts}, Held::whole); });
+    REQUIRE(want.size() == 3);
+    // Each of the two layers has fewer tokens than experts.
+    const std::int64_t idle = experts ? 2 * (kExperts - kRows * kTokens) * 3 * 6 * kDim : 0;
+    CHECK(want[1] >= (kVocab - kUsed) * kDim + idle);
+    CHECK(want[0] == want[1] + kSpare);
+    CHECK(want[2] == want[1]);
+    std::vector<Layouts> all{{2}, {2, {.tp = 2}}, {4}, {4, {.tp = 2}}, {4, {.tp = 2}, true}};
+    all.push_back({4, {.dp_replicate = 2}});
+    if (experts)
+      all = {{2},
+             {2, {.ep = 2}},
+             {4, {.ep = 2}},
+             {4, {.tp = 2, .etp = 2}},
+             {4, {.tp = 2, .ep = 4, .etp = 1}, true},
+             {4, {.ep = 2, .dp_replicate = 2}}};
+    for (Layouts at : all) {
+      at.experts = experts;
+      test::distributed_test({at.ranks}, [&](World& w) {
+        CAPTURE(at.ranks);
+        CAPTURE(at.degrees.tp);
+        CAPTURE(at.degrees.ep);
+        CAPTURE(at.degrees.etp);
+        CAPTURE(at.degrees.dp_replicate);
+        CAPTURE(at.sequence);
+        CAPTURE(experts);
+        for (const Held held : {Held::whole, Held::zero, Held::fsdp}) {
+          CAPTURE(static_cast<int>(held));
+          CHECK(counts(w, at, held) == want);
+        }
+      });
+    }
+  }
 }
 
 TEST_CASE("zero counts: without any gradient there are none") {
