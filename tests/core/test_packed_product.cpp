@@ -119,6 +119,10 @@ std::vector<T> in_blocks(const Case<T>& c, const cpu::PackedBlocks& block) {
   return got;
 }
 
+std::int64_t whole_units(std::int64_t n, std::int64_t unit) {
+  return cpu::ceil_div(n, unit) * unit;
+}
+
 template <class T>
 void bits_depend_on_nothing_else(const Shape3& shape) {
   const test::RestoreKernels kernels_of_process;
@@ -142,6 +146,14 @@ void bits_depend_on_nothing_else(const Shape3& shape) {
         CHECK(same(in_blocks(c, {kernels.rows, kernels.columns, 4, strips}), first));
         CHECK(same(in_blocks(c, {2 * kernels.rows, 2 * kernels.columns, 36, strips}), first));
       }
+      if (!c.trans_a && !c.trans_b)
+        for (const std::int64_t inner : {36, 200})
+          CHECK(same(in_blocks(c, {.rows = whole_units(shape.m, kernels.rows),
+                                   .columns = whole_units(shape.n, kernels.columns),
+                                   .inner = inner,
+                                   .strips = true,
+                                   .one_panel = true}),
+                     first));
       for (const int n : {1, 2, 3, 7}) {
         const test::RestoreThreads restore(n);
         std::vector<T> shared = c.before;
