@@ -24,10 +24,28 @@ struct Forward {
     std::int64_t ldk, ldv, first;
   };
 
-  // Blocks [from, to) of one head.
-  void blocks(const Sequence& seq, std::int64_t head, std::int64_t from, std::int64_t to) const {
+  // Queues what block b of a head reads; of the keys, if `keys`, those that the block before does
+  // not see.
+  void fetch(const SequenceHead& h, std::int64_t b, bool keys) const {
+    const std::int64_t first = b * kQueryBlock, n = std::min(kQueryBlock, h.seq.t - first);
+    if (n <= 0) return;
+    const std::int64_t d = a.head_dim, w = a.value_dim, kv = h.head / (a.heads / a.kv_heads);
+    const std::int64_t row = h.seq.q0 + first;
+    steps.fetch(q + row * ldq + h.head * d, ldq, n, d);
+    if (!keys) return;
+    auto [begin, end] = h.seq.visible(a, first, n);
+    if (b > 0) begin = std::max(begin, h.seq.visible(a, first - 1).end);
+    steps.fetch(k + (h.seq.k0 + begin) * ldk + kv * d, ldk, end - begin, d);
+    steps.fetch(v + (h.seq.k0 + begin) * ldv + kv * w, ldv, end - begin, w);
+  }
+
+  // Blocks [from, to) of one head; `next`: the head after it, or null.
+  void blocks(const SequenceHead& here, std::int64_t from, std::int64_t to,
+              const SequenceHead* next) const {
+    const auto& [seq, head] = here;
     const std::int64_t d = a.head_dim, w = a.value_dim, kv = head / (a.heads / a.kv_heads);
     const std::int64_t first = from * kQueryBlock, n = std::min(to * kQueryBlock, seq.t) - first;
+    bool copied = false;
     KeyRows keys{k + seq.k0 * ldk + kv * d, v + seq.k0 * ldv + kv * w, ldk, ldv, 0};
     const auto [begin, end] = seq.visible(a, first, n);
     const std::int64_t rows = end - begin;
@@ -36,8 +54,17 @@ struct Forward {
       copy_rows(keys.k + begin * ldk, ldk, rows, d, own_k, d);
       copy_rows(keys.v + begin * ldv, ldv, rows, w, own_v, w);
       keys = {own_k, own_v, d, w, begin};
+      copied = true;
     }
-    for (std::int64_t b = from; b < to; ++b) block(seq, head, keys, b * kQueryBlock);
+    const std::int64_t ahead = blocks_ahead(to);
+    for (std::int64_t b = from; b < to; ++b) {
+      const std::int64_t later = b + ahead - to;
+      if (later < 0)
+        fetch(here, b + ahead, !copied);
+      else if (next != nullptr)
+        fetch(*next, later, !copied);
+      block(seq, head, keys, b * kQueryBlock);
+    }
   }
 
   // One block of queries of one head. Online softmax: loops over blocks of keys and updates each
@@ -105,24 +132,31 @@ void attention_fwd(const AttentionIn& in, const AttentionSpec& a, const Attentio
   const std::int64_t blocks = cu ? 1 : query_blocks(a.queries);
   const std::int64_t items = sequences * a.heads * blocks;
   const auto run = [&]<class T>() {
-    const Forward<T> f{.a = a,
-                       .q = in.q.data<T>(),
-                       .k = in.k.data<T>(),
-                       .v = in.v.data<T>(),
-                       .y = out.y.data<T>(),
-                       .lse = out.lse.data<T>(),
-                       .ldq = token_distance(in.q),
-                       .ldk = token_distance(in.k),
-                       .ldv = token_distance(in.v),
-                       .ldy = token_distance(out.y),
-                       .steps = {}};
+    const Forward<T> shared{.a = a,
+                            .q = in.q.data<T>(),
+                            .k = in.k.data<T>(),
+                            .v = in.v.data<T>(),
+                            .y = out.y.data<T>(),
+                            .lse = out.lse.data<T>(),
+                            .ldq = token_distance(in.q),
+                            .ldk = token_distance(in.k),
+                            .ldv = token_distance(in.v),
+                            .ldy = token_distance(out.y),
+                            .steps = {}};
+    const auto head_of = [&](std::int64_t i) {
+      return SequenceHead{Sequence::at(a, cu, i / (a.heads * blocks)), i / blocks % a.heads};
+    };
     const std::int64_t work = a.batch * a.heads * a.queries * (a.keys + 1) / items * a.head_dim / 4;
     parallel_for(items, work + 1, [&](std::int64_t begin, std::int64_t end) {
+      Forward<T> f = shared;
+      RowsAhead ahead;
+      f.steps.use(&ahead);
       for (std::int64_t i = begin, next; i < end; i = next) {
         next = std::min(end, (i / blocks + 1) * blocks);  // where the head ends
-        const Sequence seq = Sequence::at(a, cu, i / (a.heads * blocks));
-        const std::int64_t head = i / blocks % a.heads, from = i % blocks;
-        f.blocks(seq, head, from, cu ? query_blocks(seq.t) : from + next - i);
+        const SequenceHead here = head_of(i), after = head_of(std::min(next, items - 1));
+        const std::int64_t from = i % blocks;
+        f.blocks(here, from, cu ? query_blocks(here.seq.t) : from + next - i,
+                 next < end ? &after : nullptr);
       }
     });
   };

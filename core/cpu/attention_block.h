@@ -69,6 +69,16 @@ inline std::uint64_t dropout_number(const AttentionSpec& a, const Sequence& seq,
   return a.key.first + static_cast<std::uint64_t>(row * keys + seq.k0 - b * keys + begin);
 }
 
+/// A query head of a sequence.
+struct SequenceHead {
+  Sequence seq;
+  std::int64_t head;
+};
+
+/// How many blocks of queries before its own turn a block's rows are fetched, of `blocks` in a
+/// head.
+inline std::int64_t blocks_ahead(std::int64_t blocks) { return std::min<std::int64_t>(blocks, 4); }
+
 /// Memory for copies of the keys that `queries` see, `n` numbers, and for `more` numbers; null
 /// where copies do not pay. A tensor stores the heads of a token side by side, so consecutive rows
 /// of one head are far apart. Where that distance is a multiple of a large power of two, the rows
@@ -177,19 +187,45 @@ class BlockKeys {
   LaneKeys groups_[kGroups];
 };
 
-/// The steps in the arithmetic of T: vectors for f32, plain loops for f64.
+/// The steps in the arithmetic of T: vectors for f32, plain loops for f64. A product is
+/// c (m, n) = a (m, k) b (k, n), plus c to `accumulate`; a_row or a_col is 1.
 template <class T>
 struct Steps;
 
 template <>
 struct Steps<float> {
   const AttentionKernels& f = simd().attention;
+  RowsAhead* ahead = nullptr;
+
+  /// From now on products fetch what `queue` holds, which must be of this thread alone.
+  void use(RowsAhead* queue) { ahead = queue; }
+  /// After use(): adds `count` rows of n numbers to the queue, which forgets the oldest if it is
+  /// full.
+  void fetch(const float* at, std::int64_t ld, std::int64_t count, std::int64_t n) const {
+    if (count <= 0 || n <= 0) return;
+    if (ahead->end - ahead->first == RowsAhead::kMost) {
+      ++ahead->first;
+      ahead->row = 0;
+    }
+    ahead->queue[ahead->end++ % RowsAhead::kMost] = {at, ld, count, n};
+  }
 
   void product(const float* a, std::int64_t a_row, std::int64_t a_col, const float* b,
                std::int64_t ldb, float* c, std::int64_t ldc, std::int64_t m, std::int64_t n,
                std::int64_t k, bool accumulate) const {
-    f.product(
-        {a, a_row, a_col, b, ldb, c, ldc, m, n, k, accumulate ? c : nullptr, accumulate ? ldc : 0});
+    f.product({.a = a,
+               .lda = a_col == 1 ? a_row : a_col,
+               .trans_a = a_col != 1,
+               .b = b,
+               .ldb = ldb,
+               .c = c,
+               .ldc = ldc,
+               .m = m,
+               .n = n,
+               .k = k,
+               .start = accumulate ? c : nullptr,
+               .start_row = accumulate ? ldc : 0,
+               .ahead = ahead});
   }
   void softmax_step(float* x, const LaneKeys& keys, float* high, float* sum, float* shrink) const {
     f.softmax_step(x, kQueryBlock, keys, high, sum, shrink);
@@ -219,6 +255,8 @@ struct Steps<float> {
 
 template <>
 struct Steps<double> {
+  void use(RowsAhead*) {}
+  void fetch(const double*, std::int64_t, std::int64_t, std::int64_t) const {}
   void product(const double* a, std::int64_t a_row, std::int64_t a_col, const double* b,
                std::int64_t ldb, double* c, std::int64_t ldc, std::int64_t m, std::int64_t n,
                std::int64_t k, bool accumulate) const {

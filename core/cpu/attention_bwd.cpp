@@ -36,8 +36,35 @@ struct BackwardPass {
     std::int64_t ldq, lddy, lddq;
   };
 
+  // The first query of a block by its place in a head's order: the last block, then the others from
+  // the first on.
+  static std::int64_t query_at(std::int64_t place, std::int64_t blocks) {
+    return ((place == 0 ? blocks : place) - 1) * kQueryBlock;
+  }
+
+  // Queues what the block at `place` in a head's order reads and writes; if `keys`, the first block
+  // with all of the head's keys, unless they take too much of the L2.
+  void fetch(const SequenceHead& h, std::int64_t place, bool keys) const {
+    const auto& [seq, head] = h;
+    const std::int64_t blocks = query_blocks(seq.t), d = a.head_dim, w = a.value_dim;
+    if (place >= blocks) return;
+    const std::int64_t first = query_at(place, blocks), row = seq.q0 + first;
+    const std::int64_t n = std::min(kQueryBlock, seq.t - first), kv = head / (a.heads / a.kv_heads);
+    const std::int64_t key_bytes = 2 * seq.s * (d + w) * static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t s = keys && place == 0 && key_bytes <= l2_bytes() / 4 ? seq.s : 0;
+    steps.fetch(k + seq.k0 * ldk + kv * d, ldk, s, d);
+    steps.fetch(v + seq.k0 * ldv + kv * w, ldv, s, w);
+    steps.fetch(q + row * ldq + head * d, ldq, n, d);
+    steps.fetch(dy + row * ldy + head * w, ldy, n, w);
+    steps.fetch(y + row * ldy + head * w, ldy, n, w);
+    steps.fetch(dv + seq.k0 * lddv + kv * w, lddv, s, w);
+    steps.fetch(dk + seq.k0 * lddk + kv * d, lddk, s, d);
+    steps.fetch(dq + row * lddq + head * d, lddq, n, d);
+  }
+
   // One key head of one sequence: the only writer of its dk and dv, and of dq of its query heads.
-  void group(const Sequence& seq, std::int64_t kv) const {
+  // `next`: the head after them, or null.
+  void group(const Sequence& seq, std::int64_t kv, const SequenceHead* next) const {
     const std::int64_t d = a.head_dim, w = a.value_dim;
     const KeyRows given{.k = k + seq.k0 * ldk + kv * d,
                         .v = v + seq.k0 * ldv + kv * w,
@@ -49,18 +76,19 @@ struct BackwardPass {
                         .lddv = lddv};
     const std::int64_t keys = seq.s * (d + w), block = kQueryBlock * (2 * d + w);
     T* const room = room_for_rows<T>(a, seq.t, 2 * keys, block);
-    if (room == nullptr) return heads(seq, kv, given, nullptr);
+    if (room == nullptr) return heads(seq, kv, given, nullptr, next);
     T *const own_k = room + block, *const own_v = own_k + seq.s * d;
     T *const own_dk = own_k + keys, *const own_dv = own_v + keys;
     copy_rows(given.k, ldk, seq.s, d, own_k, d);
     copy_rows(given.v, ldv, seq.s, w, own_v, w);
-    heads(seq, kv, {own_k, own_v, own_dk, own_dv, d, w, d, w}, room);
+    heads(seq, kv, {own_k, own_v, own_dk, own_dv, d, w, d, w}, room, next);
     copy_rows(own_dk, d, seq.s, d, given.dk, lddk);
     copy_rows(own_dv, w, seq.s, w, given.dv, lddv);
   }
 
   // The query heads of a key head.
-  void heads(const Sequence& seq, std::int64_t kv, const KeyRows& rows, T* room) const {
+  void heads(const Sequence& seq, std::int64_t kv, const KeyRows& rows, T* room,
+             const SequenceHead* next) const {
     const std::int64_t share = a.heads / a.kv_heads;
     // Without a window the last query sees every key: its block runs first and writes dk and dv;
     // the other blocks add to them.
@@ -70,11 +98,18 @@ struct BackwardPass {
       std::fill_n(rows.dv + s * rows.lddv, a.value_dim, T(0));
     }
     if (seq.t == 0) return;
-    const std::int64_t last = (seq.t - 1) / kQueryBlock * kQueryBlock;
+    const std::int64_t blocks = query_blocks(seq.t), ahead = blocks_ahead(blocks);
     for (std::int64_t head = kv * share; head < (kv + 1) * share; ++head) {
-      block(seq, head, rows, last, !writes || head > kv * share, room);
-      for (std::int64_t first = 0; first < last; first += kQueryBlock)
-        block(seq, head, rows, first, true, room);
+      const bool first_head = head == kv * share, last_head = head + 1 == (kv + 1) * share;
+      const SequenceHead here{seq, head}, same_keys{seq, head + 1};
+      const SequenceHead* const after = last_head ? next : &same_keys;
+      for (std::int64_t place = 0; place < blocks; ++place) {
+        if (place + ahead < blocks)
+          fetch(here, place + ahead, false);
+        else if (after != nullptr)
+          fetch(*after, place + ahead - blocks, last_head && room == nullptr);
+        block(seq, head, rows, query_at(place, blocks), !writes || !first_head || place > 0, room);
+      }
     }
   }
 
@@ -166,29 +201,37 @@ void attention_bwd(const AttentionIn& in, const AttentionSpec& a, const Attentio
   const std::int32_t* cu = data_or_null<std::int32_t>(in.cu_seqlens);
   const std::int64_t items = (cu ? in.cu_seqlens.numel() - 1 : a.batch) * a.kv_heads;
   const auto run = [&]<class T>() {
-    const BackwardPass<T> pass{.a = a,
-                               .q = in.q.data<T>(),
-                               .k = in.k.data<T>(),
-                               .v = in.v.data<T>(),
-                               .y = forward.y.data<T>(),
-                               .lse = forward.lse.data<T>(),
-                               .dy = dy.data<T>(),
-                               .dq = out.dq.data<T>(),
-                               .dk = out.dk.data<T>(),
-                               .dv = out.dv.data<T>(),
-                               .ldq = token_distance(in.q),
-                               .ldk = token_distance(in.k),
-                               .ldv = token_distance(in.v),
-                               .ldy = token_distance(forward.y),
-                               .lddq = token_distance(out.dq),
-                               .lddk = token_distance(out.dk),
-                               .lddv = token_distance(out.dv),
-                               .steps = {}};
+    const BackwardPass<T> shared{.a = a,
+                                 .q = in.q.data<T>(),
+                                 .k = in.k.data<T>(),
+                                 .v = in.v.data<T>(),
+                                 .y = forward.y.data<T>(),
+                                 .lse = forward.lse.data<T>(),
+                                 .dy = dy.data<T>(),
+                                 .dq = out.dq.data<T>(),
+                                 .dk = out.dk.data<T>(),
+                                 .dv = out.dv.data<T>(),
+                                 .ldq = token_distance(in.q),
+                                 .ldk = token_distance(in.k),
+                                 .ldv = token_distance(in.v),
+                                 .ldy = token_distance(forward.y),
+                                 .lddq = token_distance(out.dq),
+                                 .lddk = token_distance(out.dk),
+                                 .lddv = token_distance(out.dv),
+                                 .steps = {}};
     const std::int64_t work =
         a.batch * a.heads * (a.queries + 1) * (a.keys + 1) / items * a.head_dim;
     parallel_for(items, work + 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i)
-        pass.group(Sequence::at(a, cu, i / a.kv_heads), i % a.kv_heads);
+      BackwardPass<T> pass = shared;
+      RowsAhead ahead;
+      pass.steps.use(&ahead);
+      const auto group = [&](std::int64_t i) { return Sequence::at(a, cu, i / a.kv_heads); };
+      const std::int64_t share = a.heads / a.kv_heads;
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t next = std::min(i + 1, items - 1);
+        const SequenceHead after{group(next), next % a.kv_heads * share};
+        pass.group(group(i), i % a.kv_heads, next < end && next > i ? &after : nullptr);
+      }
     });
   };
   in.q.dtype() == DType::f64 ? run.template operator()<double>() : run.template operator()<float>();

@@ -17,10 +17,6 @@ std::int64_t even_block(std::int64_t n, std::int64_t largest, std::int64_t unit)
   return ceil_div(units, blocks) * unit;
 }
 
-std::int64_t cache_bytes(int name, std::int64_t least, std::int64_t most) {
-  return std::clamp(std::int64_t{sysconf(name)}, least, most);
-}
-
 // Bytes of a product's blocks, if a is no transpose: of a row of a block of a, and of a block of b.
 struct BlockBytes {
   std::int64_t inner, b;
@@ -32,8 +28,7 @@ struct BlockBytes {
 BlockBytes block_bytes() {
   static const BlockBytes found = [] {
     constexpr std::int64_t kKiB = 1024;
-    const BlockBytes standard{1536,
-                              cache_bytes(_SC_LEVEL2_CACHE_SIZE, 256 * kKiB, 2048 * kKiB) / 2};
+    const BlockBytes standard{1536, l2_bytes() / 2};
     const std::int64_t shared = cache_bytes(_SC_LEVEL3_CACHE_SIZE, 0, 32'768 * kKiB) / 16;
     if (is_amd() && shared >= 1024 * kKiB) return BlockBytes{6144, shared};
     return standard;

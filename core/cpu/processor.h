@@ -1,4 +1,8 @@
 #pragma once
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
 
 namespace weft::cpu {
 
@@ -10,6 +14,17 @@ inline bool is_amd() {
 #else
   return false;
 #endif
+}
+
+/// The size that sysconf(name) finds, which is 0 if it finds none.
+inline std::int64_t cache_bytes(int name, std::int64_t least, std::int64_t most) {
+  return std::clamp(std::int64_t{sysconf(name)}, least, most);
+}
+
+/// Bytes of a core's L2; of a larger one 2 MiB.
+inline std::int64_t l2_bytes() {
+  static const std::int64_t found = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 256 << 10, 2 << 20);
+  return found;
 }
 
 }  // namespace weft::cpu

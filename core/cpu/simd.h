@@ -141,18 +141,34 @@ struct OptimizerKernels {
                const AdamConstants& constants);
 };
 
-/// c (m, n) = a (m, k) b (k, n) + start. Element (i, p) of a is at a[i * a_row + p * a_col]; rows
-/// of b and c have no gaps. start: null, or rows at distance start_row: c itself to add to it, or
-/// one bias for all rows with start_row 0. Without a start, start_row is 0.
+/// Rows that products fetch into L2 while they compute, for the work after them: a queue. No
+/// processor prefetches short pieces of rows that are far apart by itself.
+struct RowsAhead {
+  struct Rows {
+    const float* at;
+    std::int64_t ld, count, n;  ///< `count` rows of n numbers
+  };
+  static constexpr unsigned kMost = 32;
+  Rows queue[kMost];            ///< entries [first, end), each modulo kMost
+  unsigned first = 0, end = 0;  ///< at most kMost entries
+  std::int64_t row = 0;         ///< how many rows of the first entry have been fetched
+};
+
+/// c (m, n) = a (m, k) b (k, n) + start, where a is stored with rows at distance lda, or with
+/// trans_a its transpose is; rows of b and c have no gaps. start: null, or rows at distance
+/// start_row: c itself to add to it, or one bias for all rows with start_row 0. Without a start,
+/// start_row is 0.
 struct BlockProduct {
   const float* a;
-  std::int64_t a_row, a_col;
+  std::int64_t lda;
+  bool trans_a;
   const float* b;
   std::int64_t ldb;
   float* c;
   std::int64_t ldc, m, n, k;
   const float* start;
   std::int64_t start_row;
+  RowsAhead* ahead = nullptr;  ///< null: nothing to fetch
 };
 
 /// The keys that each of sixteen queries sees: query i sees [first[i], stop[i]), all queries see

@@ -67,9 +67,8 @@ TEST_CASE("simd product: any layout and size, added to c, to a bias or to nothin
               const float* start = from == Start::none ? nullptr
                                    : from == Start::c  ? c.data()
                                                        : bias.data();
-              table->attention.product({a.data(), transposed ? 1 : k, transposed ? m : 1, b.data(),
-                                        ldb, c.data(), ldc, m, n, k, start,
-                                        from == Start::c ? ldc : 0});
+              table->attention.product({a.data(), transposed ? m : k, transposed, b.data(), ldb,
+                                        c.data(), ldc, m, n, k, start, from == Start::c ? ldc : 0});
               if (first.empty()) first = c;
               CHECK(same_bits(c, first));
               for (std::int64_t i = 0; i < m; ++i)
@@ -87,6 +86,32 @@ TEST_CASE("simd product: any layout and size, added to c, to a bias or to nothin
                 }
             }
           }
+}
+
+TEST_CASE("simd product: the queue of rows to fetch empties and changes no bit") {
+  constexpr std::int64_t m = 24, n = 37, k = 72, kRows = 5, kNumbers = 40;
+  const Floats a = normal(m * k, 1), b = normal(k * n, 2), rows = normal(kRows * kNumbers, 3);
+  for (const SimdTable* table : simd_tables()) {
+    CAPTURE(table->name);
+    Floats plain = normal(m * n, 4), fetching = plain;
+    table->attention.product(
+        {a.data(), k, false, b.data(), n, plain.data(), n, m, n, k, plain.data(), n});
+    RowsAhead ahead;
+    ahead.first = ahead.end = RowsAhead::kMost - 1;  // the next entry is the ring's last
+    for (int i = 0; i < 2; ++i)
+      ahead.queue[ahead.end++ % RowsAhead::kMost] = {rows.data(), kNumbers, kRows, kNumbers};
+    BlockProduct product{a.data(), k, false, b.data(),        n, fetching.data(), n,
+                         m,        n, k,     fetching.data(), n, &ahead};
+    table->attention.product(product);
+    CHECK(same_bits(fetching, plain));
+    CHECK(ahead.first > RowsAhead::kMost - 1);  // three lines of each row, one in a step
+    for (int i = 0; i < 10; ++i) table->attention.product(product);
+    CHECK(ahead.first == ahead.end);
+    CHECK(ahead.row == 0);
+    const RowsAhead::Rows& taken = ahead.queue[RowsAhead::kMost - 1];
+    CHECK(taken.at == rows.data() + 48);
+    CHECK(taken.n == kNumbers - 48);
+  }
 }
 
 TEST_CASE("simd attention: two steps of online softmax equal the softmax of all keys") {
