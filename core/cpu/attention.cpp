@@ -56,13 +56,15 @@ struct Forward {
       keys = {own_k, own_v, d, w, begin};
       copied = true;
     }
-    const std::int64_t ahead = blocks_ahead(to);
+    const std::int64_t ahead = blocks_ahead(to), share = a.heads / a.kv_heads;
+    const bool same_keys = next != nullptr && next->seq.k0 == seq.k0 && next->head / share == kv;
     for (std::int64_t b = from; b < to; ++b) {
       const std::int64_t later = b + ahead - to;
+      steps.keep(3 * (ahead - 1));  // a block has three entries; what is late is of no use
       if (later < 0)
         fetch(here, b + ahead, !copied);
       else if (next != nullptr)
-        fetch(*next, later, !copied);
+        fetch(*next, later, !copied && !same_keys);
       block(seq, head, keys, b * kQueryBlock);
     }
   }

@@ -197,16 +197,19 @@ struct Steps<float> {
   const AttentionKernels& f = simd().attention;
   RowsAhead* ahead = nullptr;
 
-  /// From now on products fetch what `queue` holds, which must be of this thread alone.
+  /// From now on products fetch what `queue` holds, which must be of this thread alone. Comes
+  /// before keep() and fetch().
   void use(RowsAhead* queue) { ahead = queue; }
-  /// After use(): adds `count` rows of n numbers to the queue, which forgets the oldest if it is
-  /// full.
+  /// Forgets all of the queue but its last n entries.
+  void keep(std::int64_t n) const {
+    if (ahead->end - ahead->first <= n) return;
+    ahead->first = ahead->end - static_cast<unsigned>(n);
+    ahead->row = 0;
+  }
+  /// Adds `count` rows of n numbers to the queue.
   void fetch(const float* at, std::int64_t ld, std::int64_t count, std::int64_t n) const {
     if (count <= 0 || n <= 0) return;
-    if (ahead->end - ahead->first == RowsAhead::kMost) {
-      ++ahead->first;
-      ahead->row = 0;
-    }
+    keep(RowsAhead::kMost - 1);
     ahead->queue[ahead->end++ % RowsAhead::kMost] = {at, ld, count, n};
   }
 
@@ -256,6 +259,7 @@ struct Steps<float> {
 template <>
 struct Steps<double> {
   void use(RowsAhead*) {}
+  void keep(std::int64_t) const {}
   void fetch(const double*, std::int64_t, std::int64_t, std::int64_t) const {}
   void product(const double* a, std::int64_t a_row, std::int64_t a_col, const double* b,
                std::int64_t ldb, double* c, std::int64_t ldc, std::int64_t m, std::int64_t n,
