@@ -25,7 +25,7 @@ struct Forward {
   };
 
   // Queues what block b of a head reads; of the keys, if `keys`, those that the block before does
-  // not see.
+  // not see, unless they take too much of the L2.
   void fetch(const SequenceHead& h, std::int64_t b, bool keys) const {
     const std::int64_t first = b * kQueryBlock, n = std::min(kQueryBlock, h.seq.t - first);
     if (n <= 0) return;
@@ -35,6 +35,8 @@ struct Forward {
     if (!keys) return;
     auto [begin, end] = h.seq.visible(a, first, n);
     if (b > 0) begin = std::max(begin, h.seq.visible(a, first - 1).end);
+    const std::int64_t bytes = (end - begin) * (d + w) * static_cast<std::int64_t>(sizeof(T));
+    if (bytes > l2_bytes() / 4) return;
     steps.fetch(k + (h.seq.k0 + begin) * ldk + kv * d, ldk, end - begin, d);
     steps.fetch(v + (h.seq.k0 + begin) * ldv + kv * w, ldv, end - begin, w);
   }
@@ -56,11 +58,11 @@ struct Forward {
       keys = {own_k, own_v, d, w, begin};
       copied = true;
     }
-    const std::int64_t ahead = blocks_ahead(to), share = a.heads / a.kv_heads;
+    const std::int64_t ahead = blocks_ahead(to - from), share = a.heads / a.kv_heads;
     const bool same_keys = next != nullptr && next->seq.k0 == seq.k0 && next->head / share == kv;
     for (std::int64_t b = from; b < to; ++b) {
       const std::int64_t later = b + ahead - to;
-      steps.keep(3 * (ahead - 1));  // a block has three entries; what is late is of no use
+      steps.keep(3 * (ahead - 1));  // up to three entries a block; older ones are late
       if (later < 0)
         fetch(here, b + ahead, !copied);
       else if (next != nullptr)

@@ -75,8 +75,8 @@ struct SequenceHead {
   std::int64_t head;
 };
 
-/// How many blocks of queries before its own turn a block's rows are fetched, of `blocks` in a
-/// head.
+/// How many blocks of queries before its own turn a block's rows are queued, where a thread
+/// computes `blocks` of a head.
 inline std::int64_t blocks_ahead(std::int64_t blocks) { return std::min<std::int64_t>(blocks, 4); }
 
 /// Memory for copies of the keys that `queries` see, `n` numbers, and for `more` numbers; null

@@ -104,7 +104,7 @@ struct BackwardPass {
       const SequenceHead here{seq, head}, same_keys{seq, head + 1};
       const SequenceHead* const after = last_head ? next : &same_keys;
       for (std::int64_t place = 0; place < blocks; ++place) {
-        steps.keep(8 * (ahead - 1));  // a block has up to eight entries; what is late is of no use
+        steps.keep(8 * (ahead - 1));  // up to eight entries a block; older ones are late
         if (place + ahead < blocks)
           fetch(here, place + ahead, false);
         else if (after != nullptr)

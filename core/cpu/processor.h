@@ -16,12 +16,12 @@ inline bool is_amd() {
 #endif
 }
 
-/// The size that sysconf(name) finds, which is 0 if it finds none.
+/// sysconf(name) within [least, most]; `least` where the system does not know it.
 inline std::int64_t cache_bytes(int name, std::int64_t least, std::int64_t most) {
   return std::clamp(std::int64_t{sysconf(name)}, least, most);
 }
 
-/// Bytes of a core's L2; of a larger one 2 MiB.
+/// Bytes of a core's L2, taken as at least 256 KiB and at most 2 MiB.
 inline std::int64_t l2_bytes() {
   static const std::int64_t found = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 256 << 10, 2 << 20);
   return found;

@@ -148,10 +148,10 @@ struct RowsAhead {
     const float* at;
     std::int64_t ld, count, n;  ///< `count` rows of n numbers
   };
-  static constexpr unsigned kMost = 32;
-  Rows queue[kMost];            ///< entries [first, end), each modulo kMost
-  unsigned first = 0, end = 0;  ///< at most kMost entries
-  std::int64_t row = 0;         ///< how many rows of the first entry have been fetched
+  static constexpr unsigned kMost = 32;  ///< a power of two: the counters pass their limit
+  Rows queue[kMost];                     ///< entries [first, end), each modulo kMost
+  unsigned first = 0, end = 0;           ///< at most kMost entries
+  std::int64_t row = 0;                  ///< how many rows of the first entry have been fetched
 };
 
 /// c (m, n) = a (m, k) b (k, n) + start, where a is stored with rows at distance lda, or with

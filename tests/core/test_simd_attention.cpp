@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "weft/core/cpu/attention_block.h"
 #include "weft/core/cpu/simd.h"
 #include "weft/tests/simd_tables.h"
 #include "weft/tests/support.h"
@@ -115,6 +116,29 @@ TEST_CASE("simd product: the queue of rows to fetch empties and changes no bit")
     CHECK(taken.at == rows.data() + 48);
     CHECK(taken.n == kNumbers - 48);
   }
+}
+
+TEST_CASE("simd product: a full queue of rows forgets the oldest, keep() all but the last") {
+  const Floats rows = normal(80, 1);
+  RowsAhead ahead;
+  ahead.first = ahead.end = 0u - 2;  // the counters pass their limit
+  cpu::Steps<float> steps;
+  steps.use(&ahead);
+  steps.fetch(rows.data(), 2, 0, 2);
+  steps.fetch(rows.data(), 2, 1, 0);
+  CHECK(ahead.end == ahead.first);
+  ahead.row = 3;
+  for (int i = 0; i < 40; ++i) steps.fetch(rows.data() + 2 * i, 2, 1, 2);
+  CHECK(ahead.end - ahead.first == RowsAhead::kMost);
+  CHECK(ahead.row == 0);
+  CHECK(ahead.queue[ahead.first % RowsAhead::kMost].at == rows.data() + 16);
+  ahead.row = 3;
+  steps.keep(40);
+  CHECK(ahead.row == 3);
+  steps.keep(2);
+  CHECK(ahead.end - ahead.first == 2);
+  CHECK(ahead.row == 0);
+  CHECK(ahead.queue[ahead.first % RowsAhead::kMost].at == rows.data() + 76);
 }
 
 TEST_CASE("simd attention: two steps of online softmax equal the softmax of all keys") {
