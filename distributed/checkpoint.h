@@ -44,7 +44,8 @@ struct SaveOptions {
 /// Threads only write files; that all ranks have written theirs is agreed in advance(), so that no
 /// collective runs beside those of training.
 ///
-/// A rank may write for longer than a collective may take, see take_time(). A rank that is lost or
+/// A rank may write for longer than a collective may take: the others ask it again and again, and
+/// rank 0 logs a line each time as long as WorldOptions::timeout_s passes. A rank that is lost or
 /// stopped meanwhile ends the job as in any collective.
 ///
 ///   CheckpointSave save(world, out, part, {.background = true});

@@ -44,8 +44,8 @@ class Pauses {
 
 /// Every rank calls it: returns when all have run f(), which takes as long as it takes and must use
 /// no collective. Meanwhile the ranks ask each other in short collectives, so that a rank that is
-/// lost ends the job as in any collective. Throws what f() throws, when all have ended. `op` and
-/// `work` are those of Pauses.
+/// lost ends the job as in any collective. An error of f() reaches its own rank alone, when all
+/// have ended; callers agree on it afterwards. `op` and `work` are those of Pauses.
 void take_time(World& world, const char* op, const char* work, const std::function<void()>& f);
 
 }  // namespace weft::distributed

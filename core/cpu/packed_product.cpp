@@ -71,7 +71,8 @@ void* packing_buffer(std::size_t bytes) {
 PackedBlocks packed_blocks(std::int64_t m, std::int64_t n, std::int64_t k, const PackedTile& tile) {
   const auto size = static_cast<std::int64_t>(tile.element);
   if (keeps_one_panel(m, n, tile)) {
-    // A panel that many tiles meet leaves L1 room for their strips; for few, sums are longer.
+    // A panel of 32 KiB leaves room in an L1 of 48 for the strips that many tiles bring; few tiles
+    // gain more from longer sums.
     const std::int64_t inner = m > 16 * tile.rows ? 1024 : 1536;
     return {.rows = ceil_div(m, tile.rows) * tile.rows,
             .columns = ceil_div(n, tile.columns) * tile.columns,

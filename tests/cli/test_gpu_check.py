@@ -299,6 +299,7 @@ def what_a_step_can_attain(_):
         command, env = programs[engine]
         done = subprocess.run([*command, "--model", "smoke", "--warmup", "1", "--steps", "2"], capture_output=True, text=True,
                               timeout=60, env={**os.environ, **env})
+        assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout.splitlines()[-1])
         # One layer of 32 and 61 classes, 32 tokens: forward and two gradients.
         assert len(found["step_ms"]) == 2 and abs(found["gflop"] - 6e-9 * 32 * (12 * 32 * 32 + 61 * 32)) < 1e-12, found
@@ -315,4 +316,5 @@ def wrong_uses(folder):
     refused(call("--out"), 2, "--out needs a value")
 
 
-main([interrupted_and_resumed, limits, finds_wheels, peers_read_rows, programs_take_turns, reports_every_turn, wrong_uses])
+main([interrupted_and_resumed, limits, finds_wheels, peers_read_rows, programs_take_turns, reports_every_turn,
+      what_a_step_can_attain, wrong_uses])
